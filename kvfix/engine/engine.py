@@ -1,0 +1,340 @@
+"""Engine: encode, prefill, recompute, score and generate, on the model's own modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kvfix.core import KVCache, LayerRotation, ModelKey
+from kvfix.engine import fingerprint, load
+from kvfix.engine.attention import NAME, Pass, running
+from kvfix.engine.cache import PassCache, Rows
+from kvfix.engine.locate import Notify, locate
+from kvfix.engine.rope import PositionFacts, position_facts
+from kvfix.engine.text import Encoding, Text, make_template
+from kvfix.errors import DocumentError
+
+CHUNK_ROWS = 2048
+ROOM_ROWS = 512
+
+
+class Continuation(NamedTuple):
+    """Text tried behind a document: a query, and an answer whose likelihood is asked for."""
+
+    query_ids: list[int]
+    answer_ids: list[int]
+
+
+class CacheShape(NamedTuple):
+    """Sizes of one document's cache."""
+
+    layers: int
+    heads: int  # key/value heads
+    key_dim: int
+    value_dim: int
+
+
+class Engine:
+    """A model with its tokenizer. Weights are loaded when they are first needed.
+
+    `rotations` (one entry a layer) is what the gate found; until then, and for models whose keys do not simply
+    turn with position, it is None.
+    """
+
+    def __init__(self, name: str, folder: Path | None, config: Any, tokenizer: Any, template: str = "auto") -> None:
+        self.name = name
+        self.folder = folder
+        self.config = config
+        self.text = Text(tokenizer, make_template(template, tokenizer))
+        self.positions: PositionFacts = position_facts(config.get_text_config())
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
+        self.rotations: Sequence[LayerRotation] | None = None
+        self.gate_report: dict[str, Any] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        model: str | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        template: str = "auto",
+        notify: Notify = lambda line: None,
+    ) -> Engine:
+        """Find a model (None: the demo model) and load its tokenizer; the weights follow when needed.
+
+        Raises `UnknownModelError`, `UnsupportedModelError`, and `UsageError` for a device or dtype.
+        """
+        name, folder = locate(model, notify)
+        if model is None and template == "auto":
+            template = "plain"
+        config = load.load_config(folder)
+        engine = cls(name, folder, config, load.load_tokenizer(folder), template)
+        engine.device = load.resolve_device(device)
+        engine.dtype = load.resolve_dtype(dtype, config.get_text_config())
+        return engine
+
+    # ---- identity
+
+    @cached_property
+    def key(self) -> ModelKey:
+        """What caches of this engine are valid for."""
+        if self.folder is None:
+            raise ValueError("an engine made of a model in memory has no key")
+        template = self.text.template
+        return ModelKey(
+            name=self.name,
+            weights=fingerprint.weights_digest(self.folder),
+            config=fingerprint.config_digest(self.folder),
+            adapter=fingerprint.adapter_digest(self.folder),
+            tokenizer=fingerprint.tokenizer_digest(self.folder),
+            dtype=str(self.dtype).removeprefix("torch."),
+            rope=fingerprint.rope_text(self.folder),
+            prefix=tuple(self.text.prefix),
+            template="\0".join((template.before, template.between, template.after)),
+        )
+
+    @property
+    def backend(self) -> str:
+        """Device kind and library versions: what a gate's findings hold for."""
+        import transformers
+
+        return f"{self.device.type}-torch{torch.__version__}-transformers{transformers.__version__}"
+
+    # ---- the model
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, str]:
+        if self.folder is None:
+            raise ValueError("an engine made of a model in memory was given none")
+        return load.load_model(self.folder, self.dtype, self.device)
+
+    @property
+    def model(self) -> Any:
+        """The causal language model."""
+        return self._loaded[0]
+
+    @property
+    def default_attention(self) -> str:
+        """The attention that the model uses by itself."""
+        return self._loaded[1]
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return self.model.get_decoder()
+
+    @cached_property
+    def _cache_keyword(self) -> str:
+        """transformers renamed `past_key_values` to `cache`."""
+        parameters = inspect.signature(type(self._decoder).forward).parameters
+        return "cache" if "cache" in parameters else "past_key_values"
+
+    @contextmanager
+    def plain_attention(self) -> Iterator[None]:
+        """For comparisons: the model as it is by itself."""
+        self.model.set_attn_implementation(self.default_attention)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(NAME)
+
+    @torch.inference_mode()
+    def plain_forward(self, token_ids: np.ndarray, cache: Any = None) -> Any:
+        """The model's own forward pass without logits, behind `cache`; returns its cache. Use in `plain_attention`."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache() if cache is None else cache
+        ids = torch.from_numpy(np.asarray(token_ids))[None].to(self.device)
+        self._decoder(input_ids=ids, use_cache=True, **{self._cache_keyword: cache})
+        return cache
+
+    @cached_property
+    def shape(self) -> CacheShape:
+        """Sizes of a cache, read off a pass over one token."""
+        with self.plain_attention():
+            layers = self.plain_forward(np.array([0])).layers
+        shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}
+        if len(shapes) != 1:
+            from kvfix.errors import UnsupportedModelError
+
+            raise UnsupportedModelError(f"{self.name}: its layers' keys differ in shape: {sorted(shapes)}")
+        return CacheShape(len(layers), *shapes.pop())
+
+    # ---- text
+
+    def encode(self, text: str) -> Encoding:
+        """Prefix and document tokens. Raises `DocumentError` when the model cannot take that many."""
+        encoding = self.text.encode(text)
+        self.require_fit(len(encoding.token_ids))
+        return encoding
+
+    def require_fit(self, num_tokens: int) -> None:
+        """Raise `DocumentError` when `num_tokens` exceed the model's context."""
+        limit = self.positions.max_tokens
+        if limit is not None and num_tokens > limit:
+            raise DocumentError(f"{num_tokens} tokens, but {self.name} takes at most {limit}; split the document")
+
+    # ---- caches
+
+    def new_cache(self, token_ids: np.ndarray, room: int = ROOM_ROWS) -> KVCache:
+        """An empty cache for these tokens, with `room` rows behind them."""
+        layers, heads, key_dim, value_dim = self.shape
+        capacity = len(token_ids) + room
+        keys = torch.empty(layers, heads, capacity, key_dim, dtype=self.dtype, device=self.device)
+        values = torch.empty(layers, heads, capacity, value_dim, dtype=self.dtype, device=self.device)
+        return KVCache(keys, values, np.asarray(token_ids, np.int64), np.arange(len(token_ids)))
+
+    def prefill(
+        self, token_ids: np.ndarray, *, room: int = ROOM_ROWS, progress: Callable[[int], None] = lambda rows: None
+    ) -> KVCache:
+        """A fresh cache of the whole text, computed in chunks where the model's positions allow it."""
+        self.require_fit(len(token_ids))
+        cache = self.new_cache(token_ids, room)
+        self.recompute(cache, np.arange(len(token_ids)), progress=progress)
+        return cache
+
+    def prefill_many(self, texts: Sequence[np.ndarray], *, room: int = 0) -> list[KVCache]:
+        """Fresh caches of several texts from one packed pass; no row sees another text."""
+        caches = [self.new_cache(ids, room) for ids in texts]
+        self.recompute_many([(cache, np.arange(len(cache))) for cache in caches])
+        return caches
+
+    def recompute(
+        self, cache: KVCache, positions: np.ndarray, *, progress: Callable[[int], None] = lambda rows: None
+    ) -> None:
+        """The repair operator R: recompute the rows at `positions` (ascending) from the cache's tokens, in place.
+
+        Layer by layer each row attends to the cache's rows at positions up to its own: fresh where they are
+        recomputed too, as they stand elsewhere. Every other row is left bit for bit. Source: arXiv 2609.17983.
+        """
+        step = len(positions) if self._one_pass(cache) else CHUNK_ROWS
+        for start in range(0, len(positions), max(1, step)):
+            chunk = positions[start : start + step]
+            self._forward([Rows.at(cache, chunk)])
+            progress(len(chunk))
+
+    def recompute_many(self, jobs: Sequence[tuple[KVCache, np.ndarray]]) -> None:
+        """`recompute` for several documents in one forward pass."""
+        self._forward([Rows.at(cache, positions) for cache, positions in jobs if len(positions)])
+
+    def _one_pass(self, cache: KVCache) -> bool:
+        """Beyond LongRoPE's limit all rows must share one call, which decides the frequencies."""
+        return self.positions.crosses(len(cache), len(cache))
+
+    @torch.inference_mode()
+    def _forward(self, groups: list[Rows], logits_at: list[int] | None = None, this: Pass | None = None) -> Any:
+        """One pass over the rows of all groups; the only place where the model is called for kvfix.
+
+        Returns logits `[len(logits_at), V]` of the rows asked for (rows count through all groups), else None.
+        """
+        if not groups:
+            return None
+        ids = np.concatenate([rows.token_ids for rows in groups])
+        positions = np.concatenate([rows.positions for rows in groups])
+        inputs = {
+            "input_ids": torch.from_numpy(ids)[None].to(self.device),
+            "position_ids": torch.from_numpy(positions)[None].to(self.device),
+            "use_cache": True,
+            self._cache_keyword: PassCache(groups),
+        }
+        with running(this or Pass(groups)):
+            if logits_at is None:
+                self._decoder(**inputs)
+                return None
+            wanted = torch.tensor(logits_at, device=self.device)
+            return self.model(**inputs, logits_to_keep=wanted).logits[0]
+
+    # ---- continuations: several texts tried behind one document share its room
+
+    def require_room(self, cache: KVCache, num_rows: int) -> None:
+        """Raise `DocumentError` when `num_rows` more tokens behind the document exceed the model's context."""
+        limit = self.positions.max_tokens
+        if limit is not None and len(cache) + num_rows > limit:
+            raise DocumentError(
+                f"{len(cache)} tokens of document and {num_rows} of question and answer exceed "
+                f"the {limit} that {self.name} takes"
+            )
+
+    def _behind(self, cache: KVCache, lengths: Sequence[int]) -> list[np.ndarray]:
+        """Slots in the room for texts of these lengths, side by side."""
+        starts = len(cache) + np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+        return [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+
+    @staticmethod
+    def _tail(cache: KVCache, slots: np.ndarray, done: int, token_ids: Sequence[int]) -> Rows:
+        """The next rows of a text whose slots are `slots`, of which `done` are computed already."""
+        end = done + len(token_ids)
+        num_rows = len(cache)
+        seen = np.full(int(slots[end - 1]) + 1, np.iinfo(np.int64).max)
+        seen[:num_rows] = np.arange(num_rows)
+        seen[slots[:end]] = num_rows + np.arange(end)
+        positions = num_rows + np.arange(done, end)
+        return Rows(cache, np.asarray(token_ids, np.int64), positions, slots[done:end], torch.from_numpy(seen))
+
+    def batches(self, cache: KVCache, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Indices of texts that fit the room together, in order. Raises `DocumentError` where one alone does not."""
+        room, batch, used = cache.capacity - len(cache), [], 0
+        for index, length in enumerate(lengths):
+            self.require_room(cache, length)
+            if length > room:
+                raise DocumentError(f"a question and answer of {length} tokens; the room behind the document is {room}")
+            if used + length > room:
+                yield batch
+                batch, used = [], 0
+            batch.append(index)
+            used += length
+        if batch:
+            yield batch
+
+    def answer_logprobs(self, cache: KVCache, tried: Sequence[Continuation]) -> list[torch.Tensor]:
+        """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions; the cache's rows stay as they are."""
+        results: list[torch.Tensor] = []
+        lengths = [len(t.query_ids) + len(t.answer_ids) for t in tried]
+        for batch in self.batches(cache, lengths):
+            slots = self._behind(cache, [lengths[index] for index in batch])
+            groups, wanted, start = [], [], 0
+            for index, places in zip(batch, slots, strict=True):
+                query, answer = tried[index]
+                groups.append(self._tail(cache, places, 0, [*query, *answer]))
+                wanted += [start + len(query) - 1 + step for step in range(len(answer))]
+                start += lengths[index]
+            logprobs = self._forward(groups, wanted).float().log_softmax(-1).cpu()
+            results += torch.split(logprobs, [len(tried[index].answer_ids) for index in batch])
+        return results
+
+    def generate(self, cache: KVCache, queries: Sequence[list[int]], max_new: int = 16) -> list[list[int]]:
+        """Greedy continuations of several queries, each behind the document; the cache's rows stay as they are."""
+        stop = self._stop_ids
+        results: list[list[int]] = [[] for _ in queries]
+        for batch in self.batches(cache, [len(query) + max_new for query in queries]):
+            slots = dict(zip(batch, self._behind(cache, [len(queries[i]) + max_new for i in batch]), strict=True))
+            pending = {index: list(queries[index]) for index in batch}
+            done = dict.fromkeys(batch, 0)
+            for _ in range(max_new):
+                groups = [self._tail(cache, slots[i], done[i], pending[i]) for i in pending]
+                ends = np.cumsum([len(rows) for rows in groups]) - 1
+                chosen = self._forward(groups, ends.tolist()).argmax(-1).tolist()
+                for index, token in zip(list(pending), chosen, strict=True):
+                    done[index] += len(pending[index])
+                    if token in stop:
+                        del pending[index]
+                        continue
+                    results[index].append(token)
+                    pending[index] = [token]
+                if not pending:
+                    break
+        return results
+
+    @cached_property
+    def _stop_ids(self) -> set[int]:
+        given = getattr(self.model.generation_config, "eos_token_id", None)
+        given = self.text.tokenizer.eos_token_id if given is None else given
+        return set(given if isinstance(given, list) else [given]) - {None}
