@@ -19,7 +19,7 @@ from kvfix.engine.cache import PassCache, Rows
 from kvfix.engine.locate import Notify, locate
 from kvfix.engine.rope import PositionFacts, position_facts
 from kvfix.engine.text import Encoding, Text, make_template
-from kvfix.errors import DocumentError
+from kvfix.errors import DocumentError, UnsupportedModelError
 
 CHUNK_ROWS = 2048
 ROOM_ROWS = 512
@@ -163,8 +163,6 @@ class Engine:
             layers = self.plain_forward(np.array([0])).layers
         shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}
         if len(shapes) != 1:
-            from kvfix.errors import UnsupportedModelError
-
             raise UnsupportedModelError(f"{self.name}: its layers' keys differ in shape: {sorted(shapes)}")
         return CacheShape(len(layers), *shapes.pop())
 
@@ -218,39 +216,51 @@ class Engine:
         step = len(positions) if self._one_pass(cache) else CHUNK_ROWS
         for start in range(0, len(positions), max(1, step)):
             chunk = positions[start : start + step]
-            self._forward([Rows.at(cache, chunk)])
+            self.compute([Rows.at(cache, chunk)])
             progress(len(chunk))
 
     def recompute_many(self, jobs: Sequence[tuple[KVCache, np.ndarray]]) -> None:
         """`recompute` for several documents in one forward pass."""
-        self._forward([Rows.at(cache, positions) for cache, positions in jobs if len(positions)])
+        self.compute([Rows.at(cache, positions) for cache, positions in jobs if len(positions)])
 
     def _one_pass(self, cache: KVCache) -> bool:
         """Beyond LongRoPE's limit all rows must share one call, which decides the frequencies."""
         return self.positions.crosses(len(cache), len(cache))
 
-    @torch.inference_mode()
-    def _forward(self, groups: list[Rows], logits_at: list[int] | None = None, this: Pass | None = None) -> Any:
-        """One pass over the rows of all groups; the only place where the model is called for kvfix.
+    # ---- the model's forward, called for kvfix nowhere else
 
-        Returns logits `[len(logits_at), V]` of the rows asked for (rows count through all groups), else None.
-        """
-        if not groups:
-            return None
+    @torch.inference_mode()
+    def compute(self, groups: list[Rows]) -> None:
+        """One pass over the rows of all groups, in place, without logits."""
+        if groups:
+            self.run_pass(Pass(groups))
+
+    @torch.inference_mode()
+    def run_pass(self, this: Pass) -> list[int]:
+        """`compute` for a given pass; returns the layers that stored rows, in order."""
+        inputs, cache = self._inputs(this.groups)
+        with running(this):
+            self._decoder(**inputs)
+        return cache.updated
+
+    @torch.inference_mode()
+    def _logits(self, groups: list[Rows], rows: list[int]) -> torch.Tensor:
+        """One pass, and logits `[len(rows), V]` of these rows (counted through all groups)."""
+        inputs, _ = self._inputs(groups)
+        with running(Pass(groups)):
+            return self.model(**inputs, logits_to_keep=torch.tensor(rows, device=self.device)).logits[0]
+
+    def _inputs(self, groups: list[Rows]) -> tuple[dict[str, Any], PassCache]:
         ids = np.concatenate([rows.token_ids for rows in groups])
         positions = np.concatenate([rows.positions for rows in groups])
+        cache = PassCache(groups)
         inputs = {
             "input_ids": torch.from_numpy(ids)[None].to(self.device),
             "position_ids": torch.from_numpy(positions)[None].to(self.device),
             "use_cache": True,
-            self._cache_keyword: PassCache(groups),
+            self._cache_keyword: cache,
         }
-        with running(this or Pass(groups)):
-            if logits_at is None:
-                self._decoder(**inputs)
-                return None
-            wanted = torch.tensor(logits_at, device=self.device)
-            return self.model(**inputs, logits_to_keep=wanted).logits[0]
+        return inputs, cache
 
     # ---- continuations: several texts tried behind one document share its room
 
@@ -306,7 +316,7 @@ class Engine:
                 groups.append(self._tail(cache, places, 0, [*query, *answer]))
                 wanted += [start + len(query) - 1 + step for step in range(len(answer))]
                 start += lengths[index]
-            logprobs = self._forward(groups, wanted).float().log_softmax(-1).cpu()
+            logprobs = self._logits(groups, wanted).float().log_softmax(-1).cpu()
             results += torch.split(logprobs, [len(tried[index].answer_ids) for index in batch])
         return results
 
@@ -321,7 +331,7 @@ class Engine:
             for _ in range(max_new):
                 groups = [self._tail(cache, slots[i], done[i], pending[i]) for i in pending]
                 ends = np.cumsum([len(rows) for rows in groups]) - 1
-                chosen = self._forward(groups, ends.tolist()).argmax(-1).tolist()
+                chosen = self._logits(groups, ends.tolist()).argmax(-1).tolist()
                 for index, token in zip(list(pending), chosen, strict=True):
                     done[index] += len(pending[index])
                     if token in stop:

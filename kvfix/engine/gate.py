@@ -1,0 +1,251 @@
+"""The correctness gate: before a model's caches are stored, what kvfix computes with it is compared with the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvfix.align import gather
+from kvfix.core import KVCache, LayerRotation, RowMap
+from kvfix.diff import diff_tokens
+from kvfix.engine.attention import Pass
+from kvfix.engine.cache import Rows
+from kvfix.engine.engine import Continuation, Engine
+from kvfix.engine.rotation import find_rotations
+from kvfix.errors import UnsupportedModelError
+from kvfix.ops.positional_attention.naive import positional_attention_naive
+
+TEXT = """The harbour office keeps one ledger for every berth. Vessels under twelve metres pay by the day, larger ones
+by the week, and the fee is doubled in August. When a skipper leaves early, the clerk writes the date in the third
+column and returns what was paid too much. Repairs to the crane are booked apart: the workshop sends its slip on Friday,
+and two people sign it. Nobody may sign for himself. If the ledger and the cash box differ by more than five crowns, the
+count is made again the same evening, and the harbour master is told before the gate is locked. Old ledgers are kept for
+ten years in the dry room above the boat house, in the order of their numbers."""
+
+GATE_TOKENS = 144
+FP32_TOLERANCE = 1e-4
+HALF_TOLERANCE = 2.0**-6
+KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Largest deviations found, relative to the larger of 1 and a layer's largest entry."""
+
+    prefill: float  # our prefill against the model's own forward
+    recompute_all: float  # R over all rows against a fresh prefill
+    recompute_suffix: float  # R over [s, N)
+    recompute_window: float  # R over a short window, against the model's own forward behind a prefix
+    recompute_scattered: float  # R over scattered rows, against dense masked attention in fp32
+    alignment: float  # several spans that change the length, then everything after the first recomputed
+    packed: float  # one pass over several texts against single passes
+
+
+def run_gate(engine: Engine) -> dict[str, Any]:
+    """Compare and report, JSON-ready; sets `engine.rotations`.
+
+    Raises `UnsupportedModelError` with the reason and the figures for a model that kvfix would garble.
+    """
+    refuse_by_config(engine)
+    ids = _gate_ids(engine)
+    noise = _noise(engine, ids)
+    figures = _compare(engine, ids)
+    tolerance = FP32_TOLERANCE if engine.dtype == torch.float32 else max(HALF_TOLERANCE, 4 * noise["rows"])
+    # NaN compares false
+    failed = [name for name, value in vars(figures).items() if not value <= tolerance]
+    if failed:
+        shown = ", ".join(f"{name} {getattr(figures, name):.2e}" for name in failed)
+        raise UnsupportedModelError(
+            f"{engine.name} fails the correctness gate ({shown}; allowed {tolerance:.1e}): its caches would be wrong"
+        )
+    rotations, finding = find_rotations(engine, ids, noise["rows"])
+    engine.rotations = rotations
+    return {
+        "model": engine.name,
+        "dtype": str(engine.dtype).removeprefix("torch."),
+        "backend": engine.backend,
+        "attention": engine.default_attention,
+        "shape": engine.shape._asdict(),
+        "num_tokens": len(ids),
+        "tolerance": tolerance,
+        "figures": vars(figures),
+        "noise": noise,
+        "rotation": finding,
+    }
+
+
+# ---- refusals that need no arithmetic
+
+
+def refuse_by_config(engine: Engine) -> None:
+    """Raise for architectures without plain per-token keys and values, by what the config says."""
+    config, name = engine.config.get_text_config(), engine.name
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name}: an encoder-decoder model; kvfix repairs decoder-only models")
+    if getattr(config, "kv_lora_rank", None):
+        raise UnsupportedModelError(f"{name}: multi-head latent attention keeps no plain keys and values per head")
+    given = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    for layer_type in given:
+        if layer_type not in KNOWN_LAYER_TYPES:
+            raise UnsupportedModelError(f"{name}: layers of type {layer_type!r} keep no per-token keys and values to repair")
+    for mark in ("ssm_cfg", "mamba_d_state", "state_size", "attn_layer_period", "rwkv_hidden_size", "attention_hidden_size"):
+        if getattr(config, mark, None):
+            raise UnsupportedModelError(f"{name}: a recurrent or hybrid model ({mark}); its state has no rows to repair")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError(f"{name}: layers that share their keys and values are not supported")
+
+
+def _expected_windows(config: Any, num_layers: int) -> list[int | None]:
+    """Each layer's window by the config."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return [None] * num_layers
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return [window] * num_layers
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def _refuse_by_trace(engine: Engine, this: Pass, updated: list[int]) -> None:
+    """Raise when the model does not store and attend once a layer, or hides a window from its attention."""
+    layers = list(range(engine.shape.layers))
+    if sorted(updated) != layers or sorted(this.attended) != layers:
+        raise UnsupportedModelError(
+            f"{engine.name}: {len(layers)} layers, but {len(set(updated))} stored keys and {len(this.attended)} asked "
+            "kvfix for attention; layers without their own keys and values cannot be repaired"
+        )
+    expected = _expected_windows(engine.config.get_text_config(), len(layers))
+    for layer, window in enumerate(expected):
+        if this.attended[layer] != window:
+            raise UnsupportedModelError(
+                f"{engine.name}: layer {layer} should see a window of {window} by its config, "
+                f"but asks for {this.attended[layer]}"
+            )
+
+
+# ---- comparisons
+
+
+def _gate_ids(engine: Engine) -> np.ndarray:
+    ids = engine.text.encode(TEXT).token_ids[:GATE_TOKENS]
+    limit = engine.positions.max_tokens or len(ids) + 64
+    ids = ids[: max(0, min(len(ids), limit - 24))]
+    if len(ids) < 24:
+        raise UnsupportedModelError(f"{engine.name}: takes {limit} tokens at most; too few to check it")
+    return ids
+
+
+def deviation(one: KVCache, other: KVCache, rows: slice | np.ndarray = slice(None)) -> float:
+    """Largest |difference| of keys and values over layers, relative to max(1, the layer's largest entry)."""
+    worst = 0.0
+    for layer in range(one.num_layers):
+        for mine, theirs in zip(one.layer(layer), other.layer(layer), strict=True):
+            mine, theirs = mine[:, rows].float(), theirs[:, rows].float()
+            scale = max(1.0, float(theirs.abs().max()))
+            worst = max(worst, float((mine - theirs).abs().max()) / scale)
+            if not torch.isfinite(mine).all():
+                return float("nan")
+    return worst
+
+
+def _own(engine: Engine, ids: np.ndarray, prefix: int = 0) -> KVCache:
+    """The model's own forward in its default attention, at once or behind a prefix of its own."""
+    cache = engine.new_cache(ids, 0)
+    with engine.plain_attention():
+        own = engine.plain_forward(ids[:prefix]) if prefix else None
+        own = engine.plain_forward(ids[prefix:], own)
+    for layer, entry in enumerate(own.layers):
+        keys, values = cache.layer(layer)
+        keys.copy_(entry.keys[0])
+        values.copy_(entry.values[0])
+    return cache
+
+
+def _copy(cache: KVCache) -> KVCache:
+    return KVCache(cache.keys.clone(), cache.values.clone(), cache.token_ids.copy(), cache.origin.copy())
+
+
+def _repaired(engine: Engine, stale: KVCache, ids: np.ndarray, positions: np.ndarray) -> KVCache:
+    cache = _copy(stale)
+    cache.token_ids = ids
+    engine.recompute(cache, positions)
+    return cache
+
+
+def _noise(engine: Engine, ids: np.ndarray) -> dict[str, float]:
+    """What the model's own arithmetic leaves open: one pass against the same text in two passes."""
+    at_once, split = _own(engine, ids), _own(engine, ids, len(ids) // 2)
+    tail = Continuation(ids[:4].tolist(), ids[4:12].tolist())
+    ours, chunked = engine.prefill(ids), engine.new_cache(ids)
+    for part in np.array_split(np.arange(len(ids)), 3):
+        engine.recompute(chunked, part)
+    chosen = torch.tensor(tail.answer_ids)[:, None]
+    one, two = (engine.answer_logprobs(cache, [tail])[0].gather(1, chosen) for cache in (ours, chunked))
+    return {"rows": deviation(split, at_once), "nats": float((one - two).abs().max())}
+
+
+def _compare(engine: Engine, ids: np.ndarray) -> Figures:
+    num = len(ids)
+    start, end = num // 3, num // 3 + 3
+    changed = ids.copy()
+    changed[start:end] = np.roll(ids, num // 2)[start:end]
+    stale, fresh = _traced_prefill(engine, ids), engine.prefill(changed)
+    window = np.arange(start, min(num, end + 8))
+    scattered = np.arange(start, num, 3)
+    return Figures(
+        prefill=deviation(stale, _own(engine, ids)),
+        recompute_all=deviation(_repaired(engine, stale, changed, np.arange(num)), fresh),
+        recompute_suffix=deviation(_repaired(engine, stale, changed, np.arange(start, num)), fresh),
+        recompute_window=deviation(
+            _repaired(engine, stale, changed, window), _own(engine, changed, start), slice(0, int(window[-1]) + 1)
+        ),
+        recompute_scattered=deviation(
+            _repaired(engine, stale, changed, scattered), _naively_repaired(engine, stale, changed, scattered)
+        ),
+        alignment=_alignment(engine, ids, stale),
+        packed=_packed(engine, ids, stale, changed, window),
+    )
+
+
+def _traced_prefill(engine: Engine, ids: np.ndarray) -> KVCache:
+    cache = engine.new_cache(ids)
+    this = Pass([Rows.at(cache, np.arange(len(ids)))])
+    updated = engine.run_pass(this)
+    _refuse_by_trace(engine, this, updated)
+    return cache
+
+
+def _naively_repaired(engine: Engine, stale: KVCache, ids: np.ndarray, positions: np.ndarray) -> KVCache:
+    cache = _copy(stale)
+    cache.token_ids = ids
+    this = Pass([Rows.at(cache, positions)])
+    this.attend = positional_attention_naive  # type: ignore[method-assign, assignment]
+    engine.run_pass(this)
+    return cache
+
+
+def _alignment(engine: Engine, ids: np.ndarray, stale: KVCache) -> float:
+    """Grow one span, delete another, shrink a third; realign the stale rows, recompute from the first span on."""
+    cut = len(ids) // 6
+    grown = [*ids[:cut], *ids[5:10], *ids[cut + 2 : 3 * cut], *ids[3 * cut + 2 : 5 * cut], ids[1], *ids[5 * cut + 3 :]]
+    changed = np.array(grown, np.int64)
+    diff = diff_tokens(ids, changed)
+    rows = RowMap.of_base(np.arange(len(ids))).realigned(diff.source)
+    none = [LayerRotation(())] * engine.shape.layers
+    cache = gather(rows, [stale], changed, none, device=engine.device)
+    engine.recompute(cache, np.arange(diff.first, len(changed)))
+    return deviation(cache, engine.prefill(changed))
+
+
+def _packed(engine: Engine, ids: np.ndarray, stale: KVCache, changed: np.ndarray, window: np.ndarray) -> float:
+    """Texts of several lengths and a repair in one pass, against the same done singly."""
+    texts = [ids[:5], ids[: len(ids) // 2], ids]
+    together = [engine.new_cache(text, 0) for text in texts]
+    repaired = _copy(stale)
+    repaired.token_ids = changed
+    engine.recompute_many([*((c, np.arange(len(c))) for c in together), (repaired, window)])
+    singly = [*(engine.prefill(text) for text in texts), _repaired(engine, stale, changed, window)]
+    return max(deviation(one, other) for one, other in zip([*together, repaired], singly, strict=True))
