@@ -15,88 +15,93 @@ if TYPE_CHECKING:
 class Rows(Protocol):
     """A stored segment's tensors."""
 
-    keys: torch.Tensor  # [L, H, M, D]
-    values: torch.Tensor  # [L, H, M, Dv]
+    @property
+    def keys(self) -> torch.Tensor: ...  # [L, H, M, D]
+
+    @property
+    def values(self) -> torch.Tensor: ...  # [L, H, M, Dv]
 
 
 class Run(NamedTuple):
     """Consecutive rows that come from consecutive rows of one segment and move by one delta."""
 
-    start: int  # in the new order
+    start: int  # in the present order
     end: int
     segment: int  # -1: stored nowhere
     row: int  # the segment's row of `start`
-    delta: int  # positions the keys move by
+    delta: int  # positions the keys have to move by
 
 
-def runs(rows: RowMap) -> Iterator[Run]:
-    """The runs of a row map, in order."""
+def runs(rows: RowMap, start: int = 0, end: int | None = None) -> Iterator[Run]:
+    """The runs of the rows `[start, end)`, in order."""
     import numpy as np
 
-    if len(rows) == 0:
+    end = len(rows) if end is None else end
+    if start >= end:
         return
-    delta = np.arange(len(rows)) - rows.origin
-    breaks = (
-        (np.diff(rows.segment) != 0) | (np.diff(delta) != 0) | ((np.diff(rows.row) != 1) & (rows.segment[1:] >= 0))
-    )
-    starts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]])
-    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        yield Run(start, end, int(rows.segment[start]), int(rows.row[start]), int(delta[start]))
+    segment, row = rows.segment[start:end], rows.row[start:end]
+    delta = np.arange(start, end) - rows.origin[start:end]
+    breaks = (np.diff(segment) != 0) | (np.diff(delta) != 0) | ((np.diff(row) != 1) & (segment[1:] >= 0))
+    edges = np.concatenate([[0], np.flatnonzero(breaks) + 1, [end - start]]).tolist()
+    for low, high in zip(edges[:-1], edges[1:], strict=True):
+        yield Run(start + low, start + high, int(segment[low]), int(row[low]), int(delta[low]))
 
 
-def gather(
-    rows: RowMap,
-    segments: Sequence[Rows],
-    token_ids: np.ndarray,
-    rotations: Sequence[LayerRotation] | None,
-    *,
-    room: int = 0,
-    device: torch.device | str = "cpu",
-) -> KVCache:
-    """A fresh cache `[L, H, N + room, D]` of the rows, every key turned from its origin to its place.
-
-    Rows that are stored nowhere are left zero. `rotations` is one entry a layer; None keeps the keys as they
-    were computed (for storing) and is an error where a used key has moved.
-    """
-    import numpy as np
+def allocate(segment: Rows, rows: RowMap, token_ids: np.ndarray, room: int, device: torch.device | str) -> KVCache:
+    """A cache `[L, H, N + room, D]` shaped like a segment, its rows not filled yet, its room zero."""
     import torch
 
     from kvfix.core import KVCache
 
     if len(rows) != len(token_ids):
         raise ValueError(f"{len(rows)} rows but {len(token_ids)} token ids")
-    like = segments[0]
-    layers, heads, _, dim = like.keys.shape
-    keys = torch.empty(layers, heads, len(rows) + room, dim, dtype=like.keys.dtype, device=device)
-    values = torch.empty(layers, heads, len(rows) + room, like.values.shape[-1], dtype=keys.dtype, device=device)
-    inv_freq = [torch.tensor(layer.inv_freq, dtype=torch.float32) for layer in rotations or ()]
-    for run in runs(rows):
-        new = slice(run.start, run.end)
+    tensors = []
+    for like in (segment.keys, segment.values):
+        layers, heads, _, dim = like.shape
+        tensor = torch.empty(layers, heads, len(rows) + room, dim, dtype=like.dtype, device=device)
+        tensor[:, :, len(rows) :] = 0
+        tensors.append(tensor)
+    return KVCache(tensors[0], tensors[1], token_ids, rows.origin.copy())
+
+
+def gather(cache: KVCache, rows: RowMap, segments: Sequence[Rows], start: int = 0, end: int | None = None) -> None:
+    """Copy the stored rows `[start, end)` into the cache, in place, keys as they were computed.
+
+    Rows that are stored nowhere become zero.
+    """
+    for run in runs(rows, start, end):
+        new, old = slice(run.start, run.end), slice(run.row, run.row + run.end - run.start)
         if run.segment < 0:
-            keys[:, :, new] = 0
-            values[:, :, new] = 0
+            cache.keys[:, :, new] = 0
+            cache.values[:, :, new] = 0
             continue
-        old = slice(run.row, run.row + run.end - run.start)
-        values[:, :, new].copy_(segments[run.segment].values[:, :, old])
-        _move(keys[:, :, new], segments[run.segment].keys[:, :, old], run.delta, rotations, inv_freq)
-    return KVCache(keys, values, np.asarray(token_ids), np.arange(len(rows)))
+        cache.keys[:, :, new].copy_(segments[run.segment].keys[:, :, old])
+        cache.values[:, :, new].copy_(segments[run.segment].values[:, :, old])
 
 
-def _move(
-    target: torch.Tensor,
-    stored: torch.Tensor,
-    delta: int,
+def turn(
+    cache: KVCache,
+    rows: RowMap,
     rotations: Sequence[LayerRotation] | None,
-    inv_freq: list[torch.Tensor],
+    start: int = 0,
+    end: int | None = None,
 ) -> None:
-    """Copy one run's keys layer by layer (so that a layer is turned while it is in the processor's cache)."""
+    """Rotate the gathered keys `[start, end)` that have moved from their origin to their place, in place.
+
+    `rotations` holds one entry a layer; None (keys that do not simply turn) raises `ValueError` if a row moved.
+    """
+    import torch
+
     from kvfix.ops import rotate_keys
 
-    if delta == 0:
-        target.copy_(stored)
+    moved = [run for run in runs(rows, start, end) if run.delta != 0 and run.segment >= 0]
+    if not moved:
         return
     if rotations is None:
-        raise ValueError("keys have moved, but the model's rotation is not known")
+        raise ValueError("keys have moved, but this model's keys do not simply turn with position")
+    inv_freq = [torch.tensor(layer.inv_freq, dtype=torch.float32) for layer in rotations]
     for layer, rotation in enumerate(rotations):
-        target[layer].copy_(stored[layer])
-        rotate_keys(target[layer], delta, inv_freq[layer], rotation.interleaved)
+        for run in moved:
+            rotate_keys(cache.keys[layer, :, run.start : run.end], run.delta, inv_freq[layer], rotation.interleaved)
+    for run in moved:
+        cache.origin[run.start : run.end] += run.delta

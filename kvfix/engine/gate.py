@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvfix.align import gather
+from kvfix.align import allocate, gather, turn
 from kvfix.core import KVCache, LayerRotation, RowMap
 from kvfix.diff import diff_tokens
 from kvfix.engine.attention import Pass
@@ -235,7 +235,9 @@ def _alignment(engine: Engine, ids: np.ndarray, stale: KVCache) -> float:
     diff = diff_tokens(ids, changed)
     rows = RowMap.of_base(np.arange(len(ids))).realigned(diff.source)
     none = [LayerRotation(())] * engine.shape.layers
-    cache = gather(rows, [stale], changed, none, device=engine.device)
+    cache = allocate(stale, rows, changed, 0, engine.device)
+    gather(cache, rows, [stale])
+    turn(cache, rows, none)
     engine.recompute(cache, np.arange(diff.first, len(changed)))
     return deviation(cache, engine.prefill(changed))
 

@@ -1,0 +1,37 @@
+"""What a repair costs beside re-prefilling, and which of the two to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvfix.core import TokenDiff
+
+# a suffix of this many times the repaired rows costs little more than the repair and is exact
+WORTH_EXACT = 2.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Rows that each way of bringing a cache up to date recomputes."""
+
+    repair: int
+    suffix: int
+    full: int
+
+    @property
+    def cheaper(self) -> tuple[str, str | None]:
+        """The strategy to take, and why when it is not the repair."""
+        if self.repair >= self.suffix:
+            return self._exact(), f"the repair would recompute every row after the edit ({self.suffix} rows)"
+        if self.suffix <= WORTH_EXACT * self.repair:
+            reason = f"re-prefilling the {self.suffix} rows from the edit on is exact and costs no more than twice "
+            return self._exact(), reason + f"a repair of {self.repair} rows"
+        return "repair", None
+
+    def _exact(self) -> str:
+        return "full" if self.suffix == self.full else "suffix"
+
+
+def cost(diff: TokenDiff, num_rows: int, num_prefix: int) -> Cost:
+    """Costs of an edit whose repair recomputes `num_rows`; the context prefix never changes."""
+    return Cost(repair=num_rows, suffix=diff.num_new - diff.first, full=diff.num_new - num_prefix)
