@@ -1,0 +1,176 @@
+"""Verify: every file of a store against its name, its record and the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeVar
+
+from kvfix.errors import KVFixError, StoreDamagedError
+from kvfix.store import files, garbage, jsonfile, models, objects, records
+from kvfix.store.layout import Layout
+from kvfix.store.manifest import Manifest
+from kvfix.store.records import Detail, SegmentRef, VersionRecord
+from kvfix.store.snapshot import open_snapshot
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One damaged file, and one version that needs it; the version's fields are None where nothing does."""
+
+    corpus: str | None
+    doc: str | None
+    version: int | None
+    path: str  # below the store
+    what: str
+
+
+class Audit:
+    """One pass over a store. Nothing found keeps it from looking further."""
+
+    def __init__(self, layout: Layout, manifest: Manifest) -> None:
+        self._layout = layout
+        self._manifest = manifest
+        self._found: list[Damage] = []
+
+    def run(self, which: Sequence[VersionRecord] | None) -> list[Damage]:
+        """Everything that is wrong; with `which`, only in what those versions need."""
+        versions = self._manifest.versions() if which is None else list(which)
+        self._models(versions)
+        details = self._records(versions)
+        broken = self._segments(details)
+        self._snapshots(details, broken)
+        if which is None:
+            self._rest(versions)
+        return self._still_true()
+
+    def _note(self, path: Path, error: BaseException | str, affected: Iterable[VersionRecord] = ()) -> None:
+        what = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
+        name = self._layout.relative(path)
+        rows = [Damage(record.corpus, record.doc_id, record.version, name, what) for record in affected]
+        self._found += rows or [Damage(None, None, None, name, what)]
+
+    def _try(
+        self, path: Path, affected: Iterable[VersionRecord], look: Callable[..., Found], *arguments: object
+    ) -> Found | None:
+        """What `look` returns; if it raises, None, and the damage is noted."""
+        try:
+            return look(*arguments)
+        except (KVFixError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+            self._note(path, error, affected)
+            return None
+
+    def _models(self, versions: Sequence[VersionRecord]) -> None:
+        by_model: dict[str, list[VersionRecord]] = {}
+        for record in versions:
+            by_model.setdefault(record.model, []).append(record)
+        for fingerprint, affected in by_model.items():
+            path = self._layout.root / "models" / f"{fingerprint}.json"
+            self._try(path, affected, _present, models.load_model, self._layout, fingerprint)
+
+    def _records(self, versions: Sequence[VersionRecord]) -> list[Detail]:
+        """The record files that are sound, each compared with the manifest's row."""
+        sound = []
+        references = self._manifest.references()
+        for record in versions:
+            path = self._layout.root / "records" / record.record_id[:2] / f"{record.record_id}.json"
+            detail = self._try(path, [record], self._record, record)
+            if detail is None:
+                continue
+            sound.append(detail)
+            differing = [f.name for f in fields(record) if getattr(record, f.name) != getattr(detail.record, f.name)]
+            names = [segment.name for segment in detail.segments]
+            if names != references.get((record.corpus, record.doc_id, record.version), []):
+                differing.append("segments")
+            if differing:
+                self._note(
+                    self._layout.manifest, f"its row differs from the record in {', '.join(differing)}", [record]
+                )
+        return sound
+
+    def _record(self, record: VersionRecord) -> Detail:
+        path = self._layout.record(record.record_id)
+        return records.decode(files.read_bytes(self._layout, path), path)
+
+    def _segments(self, details: Sequence[Detail]) -> set[str]:
+        """Check each segment once; the names of those that are damaged."""
+        users: dict[str, list[tuple[VersionRecord, SegmentRef]]] = {}
+        for detail in details:
+            for segment in detail.segments:
+                users.setdefault(segment.name, []).append((detail.record, segment))
+        broken = set()
+        for name, uses in users.items():
+            path = self._layout.object(name)
+            affected = [record for record, _ in uses]
+            if not self._try(path, affected, self._segment, path, uses):
+                broken.add(name)
+        return broken
+
+    def _segment(self, path: Path, uses: list[tuple[VersionRecord, SegmentRef]]) -> bool:
+        for segment in {use.size: use for _, use in uses}.values():
+            objects.check_shape(self._layout, path, segment.size)
+        if objects.hash_file(path) != path.stem:
+            raise StoreDamagedError(f"its checksum differs{self._where(path, uses[0][1])}")
+        for segment in {str(use.checksums): use for _, use in uses}.values():
+            objects.check_tensors(path, objects.open_segment(self._layout, segment), segment)
+        return True
+
+    def _where(self, path: Path, segment: SegmentRef) -> str:
+        """The tensor that is damaged, as far as that can be told."""
+        try:
+            objects.check_tensors(path, objects.open_segment(self._layout, segment), segment)
+        except KVFixError as error:
+            return f": {error}"
+        except (ValueError, TypeError, RuntimeError, MemoryError):
+            return " and it cannot be opened"
+        return " outside its tensors"
+
+    def _snapshots(self, details: Sequence[Detail], broken: set[str]) -> None:
+        """Compose every version whose files are sound."""
+        for detail in details:
+            record = detail.record
+            if record.kind == "tombstone" or any(segment.name in broken for segment in detail.segments):
+                continue
+            path = self._layout.record(record.record_id)
+            self._try(path, [record], open_snapshot, self._layout, detail, False)
+
+    def _rest(self, versions: Sequence[VersionRecord]) -> None:
+        """The manifest itself, models and gates that no version names, and files that nothing refers to."""
+        manifest = self._layout.manifest
+        for problem in self._try(manifest, [], self._manifest.problems) or []:
+            self._note(manifest, problem)
+        for corpus, doc_id, version in self._manifest.headless():
+            self._found.append(
+                Damage(corpus, doc_id, version, manifest.name, "its head is a version that is not there")
+            )
+        self._sealed({record.model for record in versions})
+        for path in garbage.unreferenced(self._layout, self._manifest):
+            if self._try(path, [], objects.hash_file, path) not in (None, path.stem):
+                self._note(path, "its checksum differs; nothing needs it")
+
+    def _sealed(self, seen: set[str]) -> None:
+        names = {path.stem for path in (self._layout.root / "models").glob("*")}
+        for fingerprint in sorted({*names, *self._manifest.fingerprints()} - seen):
+            path = self._layout.root / "models" / f"{fingerprint}.json"
+            self._try(path, [], _present, models.load_model, self._layout, fingerprint)
+        for fingerprint, backend in self._manifest.gates():
+            path = self._layout.gate(fingerprint, backend)
+            self._try(path, [], _present, models.load_gate, self._layout, fingerprint, backend)
+        for path in sorted((self._layout.root / "gates").glob("*")):
+            self._try(path, [], jsonfile.load_sealed, self._layout, path)
+
+    def _still_true(self) -> list[Damage]:
+        """Without what concerns versions that were replaced while we looked."""
+        kept = {(record.corpus, record.doc_id, record.version) for record in self._manifest.versions()}
+        return [item for item in self._found if item.doc is None or (item.corpus, item.doc, item.version) in kept]
+
+
+def _present(load: Callable[..., Found | None], *arguments: object) -> Found:
+    """What `load` finds; FileNotFoundError if that is nothing."""
+    found = load(*arguments)
+    if found is None:
+        raise FileNotFoundError
+    return found
