@@ -48,6 +48,12 @@ class UnknownModelError(UsageError):
     code = "unknown_model"
 
 
+class StoreMissingError(UsageError):
+    """There is no store here yet."""
+
+    code = "store_missing"
+
+
 class DocumentError(KVFixError):
     """The document cannot be read or handled."""
 
