@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from rapidfuzz.distance import Indel, Levenshtein
 
-from .core import EditSpan, TokenDiff
+from kvfix.core import EditSpan, TokenDiff
 
 # an Indel table takes one bit a cell: 8 MB at this size, about 20 ms
 DIRECT_CELLS = 8192 * 8192

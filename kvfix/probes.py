@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import UsageError
+from kvfix.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .core import EditSpan, TokenDiff
+    from kvfix.core import EditSpan, TokenDiff
 
 LEAD_IN = "\n\nAs stated above: "
 MAX_LEAD = 64
@@ -78,7 +78,7 @@ def auto_probes(
     `[N, 2]` do not. Above `max_probes`, evenly spread spans are asked: the caller sees it by the count. Their form
     is this project's definition.
     """
-    from .diff import slice_text
+    from kvfix.diff import slice_text
 
     frame = tuple(encode(LEAD_IN))
     starts = _lead_starts(diff.spans, new_text, new_offsets, num_prefix)
