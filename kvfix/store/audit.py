@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from kvfix.errors import KVFixError, StoreDamagedError
+from kvfix.errors import KVFixError
 from kvfix.store import files, garbage, jsonfile, models, objects, records
+from kvfix.store.damage import DamagedFileError
 from kvfix.store.layout import Layout
 from kvfix.store.manifest import Manifest
 from kvfix.store.records import Detail, SegmentRef, VersionRecord
@@ -35,20 +36,24 @@ class Audit:
         self._layout = layout
         self._manifest = manifest
         self._found: list[Damage] = []
+        self._seen: set[Path] = set()
 
     def run(self, which: Sequence[VersionRecord] | None) -> list[Damage]:
         """Everything that is wrong; with `which`, only in what those versions need."""
-        versions = self._manifest.versions() if which is None else list(which)
+        manifest = self._layout.manifest
+        versions = (self._try(manifest, [], self._manifest.versions) or []) if which is None else list(which)
         self._models(versions)
         details = self._records(versions)
         broken = self._segments(details)
         self._snapshots(details, broken)
         if which is None:
-            self._rest(versions)
+            self._manifest_itself()
+            self._sealed({record.model for record in versions})
+            self._unused()
         return self._still_true()
 
     def _note(self, path: Path, error: BaseException | str, affected: Iterable[VersionRecord] = ()) -> None:
-        what = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
+        what = "it is missing" if isinstance(error, FileNotFoundError) else getattr(error, "reason", str(error))
         name = self._layout.relative(path)
         rows = [Damage(record.corpus, record.doc_id, record.version, name, what) for record in affected]
         self._found += rows or [Damage(None, None, None, name, what)]
@@ -57,6 +62,7 @@ class Audit:
         self, path: Path, affected: Iterable[VersionRecord], look: Callable[..., Found], *arguments: object
     ) -> Found | None:
         """What `look` returns; if it raises, None, and the damage is noted."""
+        self._seen.add(path)
         try:
             return look(*arguments)
         except (KVFixError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
@@ -74,16 +80,16 @@ class Audit:
     def _records(self, versions: Sequence[VersionRecord]) -> list[Detail]:
         """The record files that are sound, each compared with the manifest's row."""
         sound = []
-        references = self._manifest.references()
+        references = self._try(self._layout.manifest, [], self._manifest.references)
         for record in versions:
-            path = self._layout.root / "records" / record.record_id[:2] / f"{record.record_id}.json"
+            path = self._layout.root / "records" / str(record.record_id)[:2] / f"{record.record_id}.json"
             detail = self._try(path, [record], self._record, record)
             if detail is None:
                 continue
             sound.append(detail)
             differing = [f.name for f in fields(record) if getattr(record, f.name) != getattr(detail.record, f.name)]
-            names = [segment.name for segment in detail.segments]
-            if names != references.get((record.corpus, record.doc_id, record.version), []):
+            key = (record.corpus, record.doc_id, record.version)
+            if references is not None and references.get(key, []) != [segment.name for segment in detail.segments]:
                 differing.append("segments")
             if differing:
                 self._note(
@@ -113,7 +119,7 @@ class Audit:
         for segment in {use.size: use for _, use in uses}.values():
             objects.check_shape(self._layout, path, segment.size)
         if objects.hash_file(path) != path.stem:
-            raise StoreDamagedError(f"its checksum differs{self._where(path, uses[0][1])}")
+            raise DamagedFileError(path, f"its checksum differs{self._where(path, uses[0][1])}")
         for segment in {str(use.checksums): use for _, use in uses}.values():
             objects.check_tensors(path, objects.open_segment(self._layout, segment), segment)
         return True
@@ -122,11 +128,11 @@ class Audit:
         """The tensor that is damaged, as far as that can be told."""
         try:
             objects.check_tensors(path, objects.open_segment(self._layout, segment), segment)
-        except KVFixError as error:
-            return f": {error}"
+        except DamagedFileError as error:
+            return f": {error.reason}"
         except (ValueError, TypeError, RuntimeError, MemoryError):
-            return " and it cannot be opened"
-        return " outside its tensors"
+            return ", and it cannot be opened"
+        return ", outside its tensors"
 
     def _snapshots(self, details: Sequence[Detail], broken: set[str]) -> None:
         """Compose every version whose files are sound."""
@@ -137,35 +143,44 @@ class Audit:
             path = self._layout.record(record.record_id)
             self._try(path, [record], open_snapshot, self._layout, detail, False)
 
-    def _rest(self, versions: Sequence[VersionRecord]) -> None:
-        """The manifest itself, models and gates that no version names, and files that nothing refers to."""
-        manifest = self._layout.manifest
-        for problem in self._try(manifest, [], self._manifest.problems) or []:
-            self._note(manifest, problem)
-        for corpus, doc_id, version in self._manifest.headless():
-            self._found.append(
-                Damage(corpus, doc_id, version, manifest.name, "its head is a version that is not there")
-            )
-        self._sealed({record.model for record in versions})
-        for path in garbage.unreferenced(self._layout, self._manifest):
-            if self._try(path, [], objects.hash_file, path) not in (None, path.stem):
-                self._note(path, "its checksum differs; nothing needs it")
+    def _manifest_itself(self) -> None:
+        path = self._layout.manifest
+        for problem in self._try(path, [], self._manifest.problems) or []:
+            self._note(path, problem)
+        for corpus, doc_id, version in self._try(path, [], self._manifest.headless) or []:
+            self._found.append(Damage(corpus, doc_id, version, path.name, f"its head, version {version}, is not there"))
 
     def _sealed(self, seen: set[str]) -> None:
+        """Models that no version names, and gate reports."""
         names = {path.stem for path in (self._layout.root / "models").glob("*")}
-        for fingerprint in sorted({*names, *self._manifest.fingerprints()} - seen):
+        names |= set(self._try(self._layout.manifest, [], self._manifest.fingerprints) or [])
+        for fingerprint in sorted(names - seen):
             path = self._layout.root / "models" / f"{fingerprint}.json"
             self._try(path, [], _present, models.load_model, self._layout, fingerprint)
-        for fingerprint, backend in self._manifest.gates():
+        for fingerprint, backend in self._try(self._layout.manifest, [], self._manifest.gates) or []:
             path = self._layout.gate(fingerprint, backend)
             self._try(path, [], _present, models.load_gate, self._layout, fingerprint, backend)
-        for path in sorted((self._layout.root / "gates").glob("*")):
+        for path in sorted(set((self._layout.root / "gates").glob("*")) - self._seen):
             self._try(path, [], jsonfile.load_sealed, self._layout, path)
+
+    def _unused(self) -> None:
+        """Segments and records that nothing sound refers to: garbage, or all that is left of an entry."""
+        for path in garbage.stored(self._layout):
+            if path not in self._seen and self._try(path, [], objects.hash_file, path) not in (None, path.stem):
+                self._note(path, "its checksum differs")
 
     def _still_true(self) -> list[Damage]:
         """Without what concerns versions that were replaced while we looked."""
-        kept = {(record.corpus, record.doc_id, record.version) for record in self._manifest.versions()}
-        return [item for item in self._found if item.doc is None or (item.corpus, item.doc, item.version) in kept]
+        now = self._try(self._layout.manifest, [], self._manifest.versions)
+        if now is None:
+            return self._found
+        kept = {(record.corpus, record.doc_id, record.version) for record in now}
+        heads = self._manifest.path.name
+        return [
+            item
+            for item in self._found
+            if item.doc is None or item.path == heads or (item.corpus, item.doc, item.version) in kept
+        ]
 
 
 def _present(load: Callable[..., Found | None], *arguments: object) -> Found:

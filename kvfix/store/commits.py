@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ class Committer:
         """Commit a whole cache, or an empty document where there is none."""
         if cache is None or len(cache) == 0:
             return self._empty(proposal)
+        if not len(cache.origin) == len(cache) <= cache.capacity:
+            raise ValueError(f"{len(cache.origin)} origins and {cache.capacity} rows for {len(cache)} tokens")
         draft = self._draft(proposal, cache.token_ids)
         keys, values = cache.keys[:, :, : len(cache)], cache.values[:, :, : len(cache)]
         segments.check_finite(keys, values)
@@ -115,6 +118,7 @@ class Committer:
     def _draft(self, proposal: Proposal, token_ids: np.ndarray) -> VersionRecord:
         """The record as far as it is known before anything is written; what speaks against it is raised here."""
         document, expect = proposal.document, proposal.expect
+        _check_facts(proposal, len(token_ids))
         draft = records.draft(document, token_ids, proposal.debt, proposal.report)
         head = self._manifest.head(document.corpus, document.doc_id)
         check_expected(head, Change(draft, (), expect))
@@ -156,6 +160,15 @@ class Committer:
         for path in paths:
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _check_facts(proposal: Proposal, num_tokens: int) -> None:
+    """Raise ValueError if text and checksum, or tokens and debt, do not belong together."""
+    document = proposal.document
+    if hashlib.sha256(document.text.encode()).hexdigest() != document.sha256:
+        raise ValueError(f"the text of {document.doc_id} has another checksum")
+    if proposal.debt.num_tokens != num_tokens:
+        raise ValueError(f"a debt over {proposal.debt.num_tokens} tokens for {num_tokens} of them")
 
 
 def _folded(snapshot: Snapshot, new: NewRows) -> KVCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from kvfix.errors import KVFixError, StoreBusyError, StoreDamagedError, StoreNotWritableError
+from kvfix.errors import DocumentError, KVFixError, StoreBusyError, StoreDamagedError, StoreNotWritableError
 
 
 class Database:
@@ -25,10 +26,18 @@ class Database:
         self._engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
         event.listen(self._engine, "begin", self._begin)
 
-    def _connect(self) -> sqlite3.Connection:
-        mode = "ro" if self.read_only else "rw"
+    def roll_back(self) -> None:
+        """Undo what a killed writer left half done, as far as this user may: a read-only connection cannot."""
+        if self.path.with_name(f"{self.path.name}-journal").exists():
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(self._open("rw")) as connection:
+                connection.execute("SELECT count(*) FROM sqlite_master")
+
+    def _open(self, mode: str) -> sqlite3.Connection:
         uri = f"file:{quote(str(self.path))}?mode={mode}"
-        connection = sqlite3.connect(uri, uri=True, timeout=self._busy_s, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(uri, uri=True, timeout=self._busy_s, isolation_level=None, check_same_thread=False)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = self._open("ro" if self.read_only else "rw")
         if not self.read_only:
             # the default journal, spelt out: a WAL would lock out read-only users and network disks
             connection.execute("PRAGMA journal_mode=DELETE")
@@ -65,7 +74,7 @@ class Database:
         except sqlite3.Error as error:
             raise self._error(str(error), writes) from error
         except UnicodeEncodeError as error:
-            raise KVFixError(f"The name {error.object!r} is not valid UTF-8 and cannot be stored.") from error
+            raise DocumentError(f"The name {error.object!r} is not valid UTF-8 and cannot be stored.") from error
 
     def _error(self, reason: str, writes: bool) -> KVFixError:
         text = reason.lower()
@@ -75,7 +84,7 @@ class Database:
             return StoreDamagedError(
                 f"{self.path} was left in mid-write and must be opened once by a user who may write it: run kvfix gc."
             )
-        if any(word in text for word in ("readonly", "full", "unable to open")) or (writes and "i/o" in text):
+        if "readonly" in text or "full" in text or (writes and ("unable to open" in text or "i/o" in text)):
             return StoreNotWritableError(f"Cannot write {self.path}: {reason}. The old entry is kept.")
         return StoreDamagedError(
             f"{self.path} is damaged ({reason}). Its entries can be read back from the records: kvfix fsck --rebuild"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvfix.errors import StoreDamagedError, StoreNotWritableError
+from kvfix.errors import StoreNotWritableError
+from kvfix.store.damage import DamagedFileError
 from kvfix.store.layout import Layout
 
 SPACE_MARGIN_BYTES = 1 << 18  # for the record, the manifest's journal and directory blocks
@@ -116,21 +117,21 @@ def write_bytes(layout: Layout, final: Path, content: bytes) -> None:
 
 
 def file_size(layout: Layout, path: Path) -> int:
-    """The size of a regular file of the store; FileNotFoundError, or StoreDamagedError for anything else."""
+    """The size of a regular file of the store; FileNotFoundError, or DamagedFileError for anything else."""
     layout.refuse_symlinks(path)
     status = os.lstat(path)
     if not path.is_file():
-        raise StoreDamagedError(f"{path} is not a file.")
+        raise DamagedFileError(path, "it is not a file")
     return status.st_size
 
 
 def read_bytes(layout: Layout, path: Path) -> bytes:
-    """A small file's content; FileNotFoundError where there is none, StoreDamagedError if it cannot be read."""
+    """A small file's content; FileNotFoundError where there is none, DamagedFileError if it cannot be read."""
     try:
         if file_size(layout, path) > MAX_SMALL_BYTES:
-            raise StoreDamagedError(f"{path} is too large to be what its name says.")
+            raise DamagedFileError(path, f"it is larger than {MAX_SMALL_BYTES} bytes")
         return path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreDamagedError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise DamagedFileError(path, f"it cannot be read ({error.strerror or error})") from error

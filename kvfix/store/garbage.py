@@ -51,6 +51,7 @@ def collect(layout: Layout, manifest: Manifest, min_age_s: float) -> GcReport:
 def stored(layout: Layout) -> Iterator[Path]:
     """Every segment and record file that lies where its name says."""
     for kind in ("objects", "records"):
+        layout.refuse_symlinks(layout.root / kind)
         for folder, _, names in os.walk(layout.root / kind):
             for name in sorted(names):
                 path = Path(folder, name)
@@ -68,6 +69,7 @@ def unreferenced(layout: Layout, manifest: Manifest) -> list[Path]:
 
 def leftovers(layout: Layout) -> list[Path]:
     """Temporary files of writers that were killed."""
+    layout.refuse_symlinks(layout.temporary)
     return [Path(folder, name) for folder, _, names in os.walk(layout.temporary) for name in sorted(names)]
 
 

@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kvfix.errors import StoreDamagedError
 from kvfix.store import files
+from kvfix.store.damage import DamagedFileError
 from kvfix.store.layout import Layout
 
 
@@ -32,14 +32,14 @@ def plain(value: Any) -> Any:
 
 
 def decode(content: bytes, path: Path) -> dict[str, Any]:
-    """A canonical file's object; StoreDamagedError if it is anything else."""
+    """A canonical file's object; DamagedFileError if it is anything else."""
     try:
         body = json.loads(content)
         if isinstance(body, dict) and encode(body) == content:
             return body
     except (ValueError, RecursionError):
         pass
-    raise StoreDamagedError(f"{path} is damaged: it is not the JSON that was written. Run: kvfix verify")
+    raise DamagedFileError(path, "it is not the JSON that was written")
 
 
 def digest(body: dict[str, Any]) -> str:
@@ -53,12 +53,12 @@ def save_sealed(layout: Layout, path: Path, body: dict[str, Any]) -> None:
 
 
 def load_sealed(layout: Layout, path: Path) -> dict[str, Any] | None:
-    """A sealed file's body, None if there is no such file; StoreDamagedError if a byte has changed."""
+    """A sealed file's body, None if there is no such file; DamagedFileError if a byte has changed."""
     try:
         sealed = decode(files.read_bytes(layout, path), path)
     except FileNotFoundError:
         return None
     body = sealed.get("body")
     if not isinstance(body, dict) or sealed.get("sha256") != digest(body) or len(sealed) != 2:
-        raise StoreDamagedError(f"{path} is damaged: its checksum differs. Run: kvfix verify")
+        raise DamagedFileError(path, "its checksum differs")
     return body

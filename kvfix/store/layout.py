@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfix.errors import StoreDamagedError
+from kvfix.store.damage import DamagedFileError
 
 DIRECTORIES = ("objects", "records", "models", "gates", "tmp")
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -68,7 +69,7 @@ class Layout:
         return name
 
     def refuse_symlinks(self, path: Path) -> None:
-        """Raise StoreDamagedError if `path`, or a directory between it and the root, is a symbolic link."""
+        """Raise DamagedFileError if `path`, or a directory between it and the root, is a symbolic link."""
         for part in (path, *path.parents):
             if part == self.root:
                 return
@@ -77,4 +78,4 @@ class Layout:
             except OSError:
                 continue
             if stat.S_ISLNK(mode):
-                raise StoreDamagedError(f"{part} is a symbolic link, which kvfix never makes: remove it.")
+                raise DamagedFileError(part, "it is a symbolic link, which kvfix never makes")

@@ -63,4 +63,6 @@ class WriterLock:
         """Write the holder's note; it is a courtesy, so a full disk does not stop the holder."""
         note = {"pid": os.getpid(), "host": socket.gethostname(), "verb": verb, "since": now()[:19] + "Z"}
         with contextlib.suppress(OSError):
+            # it may be another user's, left when that one was killed
+            self._layout.holder.unlink(missing_ok=True)
             self._layout.holder.write_text(json.dumps(note), encoding="utf-8")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvfix.core import ModelKey
-from kvfix.errors import ModelMismatchError, StoreDamagedError
+from kvfix.errors import ModelMismatchError
 from kvfix.store import jsonfile
+from kvfix.store.damage import DamagedFileError
 from kvfix.store.layout import Layout
 
 
@@ -16,7 +17,7 @@ def save_model(layout: Layout, key: ModelKey) -> None:
 
 
 def load_model(layout: Layout, fingerprint: str) -> ModelKey | None:
-    """The key of this fingerprint, None if it was never stored; StoreDamagedError if it has another now."""
+    """The key of this fingerprint, None if it was never stored; DamagedFileError if it has another now."""
     path = layout.model(fingerprint)
     body = jsonfile.load_sealed(layout, path)
     if body is None:
@@ -24,9 +25,9 @@ def load_model(layout: Layout, fingerprint: str) -> ModelKey | None:
     try:
         key = ModelKey.from_json(body)
     except (KeyError, TypeError) as error:
-        raise StoreDamagedError(f"{path} is no model key ({error}).") from error
+        raise DamagedFileError(path, f"it is no model key ({error})") from error
     if key.fingerprint != fingerprint:
-        raise StoreDamagedError(f"{path} is damaged: it describes another model. Run: kvfix verify")
+        raise DamagedFileError(path, "it describes another model")
     return key
 
 
@@ -49,11 +50,11 @@ def save_gate(layout: Layout, fingerprint: str, backend: str, report: dict[str, 
 
 
 def load_gate(layout: Layout, fingerprint: str, backend: str) -> dict[str, Any] | None:
-    """A gate report, None if there is none; StoreDamagedError if it is not this model's."""
+    """A gate report, None if there is none; DamagedFileError if it is not this model's."""
     path = layout.gate(fingerprint, backend)
     body = jsonfile.load_sealed(layout, path)
     if body is None:
         return None
     if (body.get("fingerprint"), body.get("backend")) != (fingerprint, backend):
-        raise StoreDamagedError(f"{path} is damaged: it belongs to another model. Run: kvfix verify")
+        raise DamagedFileError(path, "it belongs to another model")
     return body["report"]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvfix.errors import StoreDamagedError
 from kvfix.store import files
+from kvfix.store.damage import DamagedFileError
 from kvfix.store.layout import Layout
 from kvfix.store.records import SegmentRef
 
@@ -84,7 +84,7 @@ def checksum(tensor: torch.Tensor) -> str:
 def open_segment(layout: Layout, segment: SegmentRef) -> dict[str, torch.Tensor]:
     """A segment's tensors, mapped privately: pages are read when they are used, writes never reach the file.
 
-    FileNotFoundError if the file is gone, StoreDamagedError naming it if it cannot be what was written.
+    FileNotFoundError if the file is gone, DamagedFileError naming it if it cannot be what was written.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -95,35 +95,29 @@ def open_segment(layout: Layout, segment: SegmentRef) -> dict[str, torch.Tensor]
             with safe_open(path, framework="pt", device="cpu") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise damaged(path, str(error)) from error
+            raise DamagedFileError(path, str(error)) from error
     if sorted(tensors) != sorted(segment.checksums):
-        raise damaged(path, "it holds other tensors than its record says")
+        raise DamagedFileError(path, "it holds other tensors than its record says")
     return tensors
 
 
 def check_shape(layout: Layout, path: Path, size: int) -> None:
-    """Raise StoreDamagedError unless the file has its recorded size and a header that fits into it."""
+    """Raise DamagedFileError unless the file has its recorded size and a header that fits into it."""
     with _reading(path):
         found = files.file_size(layout, path)
         if found != size:
-            raise damaged(path, f"it has {found} bytes instead of {size}")
+            raise DamagedFileError(path, f"it has {found} bytes instead of {size}")
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
     if header > min(MAX_HEADER_BYTES, size - 8):
-        raise damaged(path, f"its header claims {header} bytes")
+        raise DamagedFileError(path, f"its header claims {header} bytes")
 
 
 def check_tensors(path: Path, tensors: dict[str, torch.Tensor], segment: SegmentRef) -> None:
-    """Raise StoreDamagedError if a tensor's checksum is not the recorded one."""
+    """Raise DamagedFileError if a tensor's checksum is not the recorded one."""
     for name, tensor in tensors.items():
         if checksum(tensor) != segment.checksums[name]:
-            raise damaged(path, f"the checksum of {name!r} differs")
-
-
-def damaged(path: Path, reason: str) -> StoreDamagedError:
-    return StoreDamagedError(
-        f"{path} is damaged: {reason}. List what it affects with kvfix verify, restore it with kvfix refresh."
-    )
+            raise DamagedFileError(path, f"the checksum of {name!r} differs")
 
 
 @contextmanager
@@ -133,4 +127,4 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise damaged(path, f"it cannot be read ({error.strerror or error})") from error
+        raise DamagedFileError(path, f"it cannot be read ({error.strerror or error})") from error

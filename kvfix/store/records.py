@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvfix.core import Debt
 from kvfix.errors import StoreDamagedError
 from kvfix.store import jsonfile
+from kvfix.store.damage import DamagedFileError
 from kvfix.store.layout import is_digest
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def decode(content: bytes, path: Path) -> Detail:
     """What a record file says; StoreDamagedError if its content is not what its name promises."""
     name = hashlib.sha256(content).hexdigest()
     if name != path.stem:
-        raise StoreDamagedError(f"{path} is damaged: its checksum differs. Run: kvfix verify")
+        raise DamagedFileError(path, "its checksum differs")
     body = jsonfile.decode(content, path)
     try:
         if body["format"] != FORMAT:
@@ -184,4 +185,4 @@ def decode(content: bytes, path: Path) -> Detail:
             raise ValueError("a segment's name")
         return Detail(VersionRecord(record_id=name, **row), segments, body["report"], body["text"])
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreDamagedError(f"{path} is not a version record ({error}).") from error
+        raise DamagedFileError(path, f"it is no version record ({error})") from error

@@ -92,12 +92,6 @@ def check_shapes(new: NewRows, snapshot: Snapshot) -> None:
                 raise ValueError(f"{name} in {tensor.dtype} cannot join {stored.dtype}")
 
 
-def row_bytes(keys: torch.Tensor, values: torch.Tensor) -> int:
-    """Bytes of one token in all layers, keys and values."""
-    layers, heads, _, dim = keys.shape
-    return layers * heads * (dim + values.shape[-1]) * keys.element_size()
-
-
 def _packed(keys: torch.Tensor, values: torch.Tensor) -> dict[str, torch.Tensor]:
     """Both on the CPU, contiguous and, because safetensors asks for it, each in memory of its own."""
     keys, values = keys.detach().cpu().contiguous(), values.detach().cpu().contiguous()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvfix.core import RowMap
-from kvfix.errors import StoreDamagedError
 from kvfix.store import objects, sources, texts
+from kvfix.store.damage import DamagedFileError
 from kvfix.store.records import Detail, SegmentRef, VersionRecord, token_sha256
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def open_snapshot(layout: Layout, detail: Detail, check: bool) -> Snapshot:
     """Map every segment of a version and compose them.
 
     Keys and values are read for their checksums only if `check` is set; the small tensors always are.
-    FileNotFoundError if a file is gone, StoreDamagedError naming the file that is not as it was written.
+    FileNotFoundError if a file is gone, DamagedFileError naming the file that is not as it was written.
     """
     opened = [objects.open_segment(layout, segment) for segment in detail.segments]
     state = empty_state(detail.text)
@@ -71,7 +71,7 @@ def open_snapshot(layout: Layout, detail: Detail, check: bool) -> Snapshot:
         try:
             state = compose(state, segment, tensors, number)
         except (ValueError, KeyError, IndexError) as error:
-            raise objects.damaged(path, str(error)) from error
+            raise DamagedFileError(path, str(error)) from error
     _check_composed(layout, detail.record, state)
     return Snapshot(
         detail.record,
@@ -94,6 +94,8 @@ def empty_state(text: str | None) -> State:
 
 def compose(state: State, segment: SegmentRef, tensors: dict[str, torch.Tensor], number: int) -> State:
     """The state after one more segment; ValueError if the segment does not fit onto it."""
+    import numpy as np
+
     small = {name: tensor.numpy() for name, tensor in tensors.items() if name not in ("keys", "values")}
     num_rows = tensors["keys"].shape[2]
     if segment.num_rows != num_rows or tensors["values"].shape[2] != num_rows:
@@ -104,7 +106,9 @@ def compose(state: State, segment: SegmentRef, tensors: dict[str, torch.Tensor],
             raise ValueError("it is no base of a document")
         return State(small["token_ids"], RowMap.of_base(small["origin"]), text)
     positions, source = small["positions"], _source(small, len(state.token_ids))
-    token_ids = state.token_ids[source]
+    kept = source >= 0
+    token_ids = np.full(len(source), -1, np.int64)
+    token_ids[kept] = state.token_ids[source[kept]]
     token_ids[positions] = small["token_ids"]
     rows = state.rows.realigned(source).overlaid(positions, number)
     if (rows.segment < 0).any():
@@ -124,12 +128,10 @@ def _source(small: dict[str, np.ndarray], num_old: int) -> np.ndarray:
 
 
 def _check_composed(layout: Layout, record: VersionRecord, state: State) -> None:
-    """Raise StoreDamagedError unless tokens and text are those of the record."""
+    """Raise DamagedFileError unless tokens and text are those of the record."""
     text = hashlib.sha256((state.text or "").encode()).hexdigest()
     tokens = len(state.token_ids) == record.num_tokens and token_sha256(state.token_ids) == record.token_sha256
     if text != record.text_sha256 or not tokens:
-        what = "tokens" if not tokens else "text"
-        raise StoreDamagedError(
-            f"{layout.record(record.record_id)}: the {what} of {record.doc_id} version {record.version} differ from "
-            "the record. Run: kvfix verify"
-        )
+        what = "text bytes" if tokens else "tokens"
+        path = layout.record(record.record_id)
+        raise DamagedFileError(path, f"the {what} of {record.doc_id} are not those of version {record.version}")

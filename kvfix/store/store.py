@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvfix.core import Document, KVCache
-from kvfix.errors import StoreDamagedError, StoreNotWritableError, UnknownDocumentError
+from kvfix.errors import StoreNotWritableError, UnknownDocumentError
 from kvfix.store import audit, files, fold, garbage, models, schema
 from kvfix.store.audit import Damage
 from kvfix.store.commits import Committer, Proposal
 from kvfix.store.create import create_store, require_store
+from kvfix.store.damage import DamagedFileError
 from kvfix.store.garbage import GcReport
 from kvfix.store.layout import Layout
 from kvfix.store.lock import WriterLock
@@ -59,6 +60,7 @@ class Store:
         if create and not read_only:
             create_store(layout, manifest)
         require_store(layout)
+        manifest.database.roll_back()
         manifest.check_format()
         return cls(layout, manifest, read_only=read_only, busy_s=busy_s)
 
@@ -118,6 +120,8 @@ class Store:
         If it has been replaced and its files are gone, the head takes its place: see the snapshot's record.
         `check` reads everything and compares checksums. UnknownDocumentError if the document has been removed.
         """
+        if record.kind == "tombstone":
+            raise _removed(record)
         try:
             return open_snapshot(self._layout, self._detail(record), check)
         except FileNotFoundError:
@@ -131,7 +135,7 @@ class Store:
         same = self.version(record.corpus, record.doc_id, record.version)
         found = same or self.head(record.corpus, record.doc_id)
         if found is None or found.kind == "tombstone":
-            raise UnknownDocumentError(f"{record.doc_id} has been removed from the store.")
+            raise _removed(record)
         return found
 
     def _detail(self, record: VersionRecord) -> Detail:
@@ -193,7 +197,7 @@ class Store:
         with self.writing("compact", self._busy_s):
             snapshot, key = self.snapshot(record), self.model(record.model)
             if key is None:
-                raise StoreDamagedError(f"{self._layout.model(record.model)} is missing. Run: kvfix verify")
+                raise DamagedFileError(self._layout.model(record.model), "it is missing")
             keys, values = fold.gather(snapshot.rows, snapshot.segments)
             cache = KVCache(keys, values, snapshot.token_ids, snapshot.rows.origin)
             document = Document(record.corpus, record.doc_id, snapshot.text, record.text_sha256)
@@ -255,8 +259,9 @@ class Store:
             raise StoreNotWritableError(f"The store {self.path} is open for reading only.")
 
 
-def _missing(record: VersionRecord, error: FileNotFoundError) -> StoreDamagedError:
-    return StoreDamagedError(
-        f"{error.filename} is missing, which {record.doc_id} version {record.version} needs. "
-        "List what else is with kvfix verify, restore it with kvfix refresh."
-    )
+def _removed(record: VersionRecord) -> UnknownDocumentError:
+    return UnknownDocumentError(f"{record.doc_id} has been removed from the store.")
+
+
+def _missing(record: VersionRecord, error: FileNotFoundError) -> DamagedFileError:
+    return DamagedFileError(Path(error.filename), f"it is missing, and {record.doc_id} needs it")
