@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
 
+from kvfix.config import DEFAULT_INCLUDE, DEFAULT_MAX_BYTES
 from kvfix.core import Document
 from kvfix.errors import DocumentError, UnknownDocumentError, UsageError
 
-DEFAULT_INCLUDE = ("*.md", "*.markdown", "*.txt", "*.rst")
-DEFAULT_MAX_BYTES = 16 * 2**20
 LEADS_OUT = "a symlink that leads out of the corpus"
 BOM = b"\xef\xbb\xbf"
 
