@@ -76,10 +76,10 @@ class PassCache(Cache):
         return 0
 
 
-def as_transformers_cache(cache: KVCache) -> DynamicCache:
-    """A fresh `DynamicCache` that holds a copy of the document's rows, ready for `generate`."""
+def as_transformers_cache(cache: KVCache, end: int | None = None) -> DynamicCache:
+    """A fresh `DynamicCache` that holds a copy of the document's rows (up to `end`), ready for `generate`."""
     copy = DynamicCache()
     for layer in range(cache.num_layers):
         keys, values = cache.layer(layer)
-        copy.update(keys[None].clone(), values[None].clone(), layer)
+        copy.update(keys[None, :, :end].clone(), values[None, :, :end].clone(), layer)
     return copy

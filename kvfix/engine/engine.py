@@ -22,7 +22,6 @@ from kvfix.engine.text import Encoding, Text, make_template
 from kvfix.errors import DocumentError, UnsupportedModelError
 
 CHUNK_ROWS = 2048
-ROOM_ROWS = 512
 
 
 class Continuation(NamedTuple):
@@ -109,6 +108,21 @@ class Engine:
 
         return f"{self.device.type}-torch{torch.__version__}-transformers{transformers.__version__}"
 
+    def describe(self) -> dict[str, str]:
+        """Name, key, dtype and device, for reports."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"name": self.name, "fingerprint": self.key.fingerprint, "dtype": dtype, "device": str(self.device)}
+
+    @property
+    def movable(self) -> bool:
+        """Whether stored rows may move: False once the gate has found that keys do not simply turn."""
+        return self.rotations is not None or self.gate_report is None
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     # ---- the model
 
     @cached_property
@@ -182,16 +196,19 @@ class Engine:
 
     # ---- caches
 
-    def new_cache(self, token_ids: np.ndarray, room: int = ROOM_ROWS) -> KVCache:
+    def new_cache(self, token_ids: np.ndarray, room: int = 0) -> KVCache:
         """An empty cache for these tokens, with `room` rows behind them."""
         layers, heads, key_dim, value_dim = self.shape
         capacity = len(token_ids) + room
         keys = torch.empty(layers, heads, capacity, key_dim, dtype=self.dtype, device=self.device)
         values = torch.empty(layers, heads, capacity, value_dim, dtype=self.dtype, device=self.device)
+        # masked room must hold numbers: 0 · NaN is NaN
+        keys[:, :, len(token_ids) :] = 0
+        values[:, :, len(token_ids) :] = 0
         return KVCache(keys, values, np.asarray(token_ids, np.int64), np.arange(len(token_ids)))
 
     def prefill(
-        self, token_ids: np.ndarray, *, room: int = ROOM_ROWS, progress: Callable[[int], None] = lambda rows: None
+        self, token_ids: np.ndarray, *, room: int = 0, progress: Callable[[int], None] = lambda rows: None
     ) -> KVCache:
         """A fresh cache of the whole text, computed in chunks where the model's positions allow it."""
         self.require_fit(len(token_ids))
@@ -304,9 +321,11 @@ class Engine:
         if batch:
             yield batch
 
-    def answer_logprobs(self, cache: KVCache, tried: Sequence[Continuation]) -> list[torch.Tensor]:
-        """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions; the cache's rows stay as they are."""
-        results: list[torch.Tensor] = []
+    def answer_logprobs(self, cache: KVCache, tried: Sequence[Continuation]) -> Iterator[torch.Tensor]:
+        """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions; the cache's rows stay as they are.
+
+        Computed a roomful at a time, as they are asked for.
+        """
         lengths = [len(t.query_ids) + len(t.answer_ids) for t in tried]
         for batch in self.batches(cache, lengths):
             slots = self._behind(cache, [lengths[index] for index in batch])
@@ -317,8 +336,7 @@ class Engine:
                 wanted += [start + len(query) - 1 + step for step in range(len(answer))]
                 start += lengths[index]
             logprobs = self._logits(groups, wanted).float().log_softmax(-1).cpu()
-            results += torch.split(logprobs, [len(tried[index].answer_ids) for index in batch])
-        return results
+            yield from torch.split(logprobs, [len(tried[index].answer_ids) for index in batch])
 
     def generate(self, cache: KVCache, queries: Sequence[list[int]], max_new: int = 16) -> list[list[int]]:
         """Greedy continuations of several queries, each behind the document; the cache's rows stay as they are."""

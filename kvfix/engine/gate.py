@@ -179,11 +179,11 @@ def _noise(engine: Engine, ids: np.ndarray) -> dict[str, float]:
     """What the model's own arithmetic leaves open: one pass against the same text in two passes."""
     at_once, split = _own(engine, ids), _own(engine, ids, len(ids) // 2)
     tail = Continuation(ids[:4].tolist(), ids[4:12].tolist())
-    ours, chunked = engine.prefill(ids), engine.new_cache(ids)
+    ours, chunked = engine.prefill(ids, room=16), engine.new_cache(ids, room=16)
     for part in np.array_split(np.arange(len(ids)), 3):
         engine.recompute(chunked, part)
     chosen = torch.tensor(tail.answer_ids)[:, None]
-    one, two = (engine.answer_logprobs(cache, [tail])[0].gather(1, chosen) for cache in (ours, chunked))
+    one, two = (next(engine.answer_logprobs(cache, [tail])).gather(1, chosen) for cache in (ours, chunked))
     return {"rows": deviation(split, at_once), "nats": float((one - two).abs().max())}
 
 

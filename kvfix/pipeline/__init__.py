@@ -1,0 +1,1 @@
+"""The stories: build, edit, ask, verify - each a short straight line over an engine and a store."""

@@ -1,0 +1,220 @@
+"""Edit: bring one document's cache up to its new text, and say what that was worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvfix import align, debt
+from kvfix.core import Document, RepairPlan
+from kvfix.errors import LowQualityError
+from kvfix.pipeline import measure
+from kvfix.pipeline.admission import admit, recall, require_key
+from kvfix.pipeline.build import store_fresh
+from kvfix.pipeline.clock import Clock
+from kvfix.pipeline.load import load_cache, room_for
+from kvfix.pipeline.plan import Change, EditOptions, compare, exactly, plan_repair
+from kvfix.pipeline.quality import Arm, Quality, ask_arm, judge, make_probes
+from kvfix.pipeline.report import EditReport
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvfix.engine import Engine
+    from kvfix.probes import Probe
+    from kvfix.store import Store, VersionRecord
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """The rows that a repair computed."""
+
+    positions: np.ndarray  # [M]
+    source: np.ndarray  # [N]: the old row of each kept row, -1 where recomputed
+    keys: torch.Tensor  # [L, H, M, D], on the CPU
+    values: torch.Tensor
+
+
+def edit(
+    engine: Engine,
+    store: Store,
+    record: VersionRecord,
+    document: Document,
+    options: EditOptions | None = None,
+    notify: Notify = lambda line: None,
+) -> EditReport:
+    """Repair the cache of `record` (the document's head) to the text of `document` and commit the result.
+
+    Raises `ModelMismatchError`, `DocumentError` (too long), `NonFiniteError`, `LowQualityError`, and what the store
+    raises; in each case the old entry stands.
+    """
+    options = options or EditOptions()
+    clock = Clock()
+    require_key(engine, store, record)
+    blank = EditReport(engine, document, options, clock, previous=record)
+    if document.sha256 == record.text_sha256:
+        return blank.ended("unchanged", "the text is the one that is cached", record=record)
+    if record.num_tokens == 0 or not document.text:
+        return _build_anew(engine, store, record, blank)
+    change = compare(engine, store, record, document, clock)
+    if not recall(engine, store) and not options.dry_run:
+        admit(engine, store)
+    with clock("select"):
+        plan = plan_repair(engine, change, options)
+    planned = blank.ended("planned", plan.reason or "dry run: nothing was computed or stored", change=change, plan=plan)
+    if options.dry_run:
+        return planned
+    return _Repair(engine, store, record, change, options, clock, notify).run(plan, planned)
+
+
+def _build_anew(engine: Engine, store: Store, record: VersionRecord, blank: EditReport) -> EditReport:
+    """From or to an empty document there is nothing to repair."""
+    reason = "the document was empty" if record.num_tokens == 0 else "the document is empty now"
+    if blank.options.dry_run:
+        return blank.ended("planned", reason)
+    admit(engine, store)
+    return blank.ended("reprefilled", reason, record=store_fresh(engine, store, blank.document, record))
+
+
+class _Repair:
+    """One edit under way."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        record: VersionRecord,
+        change: Change,
+        options: EditOptions,
+        clock: Clock,
+        notify: Notify,
+    ) -> None:
+        self.engine, self.store, self.record = engine, store, record
+        self.change, self.options, self.clock, self.notify = change, options, clock, notify
+        self.warnings: list[str] = []
+        self.probes, num_skipped = make_probes(engine, change, options.probes, self.warnings)
+        self.num_skipped = num_skipped
+        self.room = room_for(self.probes)
+
+    def run(self, plan: RepairPlan, planned: EditReport) -> EditReport:
+        stale = self._ask_stale() if self.options.verify else None
+        patch, repaired = self._recompute(plan)
+        fresh = self._ask_fresh() if self.options.verify else None
+        quality = self._judge(repaired, stale, fresh)
+        wanted = self._instead(plan, quality)
+        if wanted is not None:
+            plan = wanted
+            patch, repaired = self._recompute(plan)
+            quality = self._judge(repaired, stale, fresh)
+        measured = measure.medians(self.engine, self.change, plan) if self.options.measure else None
+        record = self._commit(plan, patch, quality)
+        outcome = "repaired" if plan.strategy == "repair" else "reprefilled"
+        return planned.ended(
+            outcome,
+            plan.reason,
+            plan=plan,
+            quality=quality,
+            measured=measured,
+            record=record,
+            changed_bytes=patch.keys.nbytes + patch.values.nbytes,
+            warnings=(*self.warnings, *_warnings(quality)),
+        )
+
+    def _ask_stale(self) -> Arm | None:
+        """The old version's cache answers; that also warms the process up for what is timed."""
+        if not self.probes:
+            return None
+        self.notify("asking the stale cache")
+        with self.clock("probes"):
+            return self._ask(load_cache(self.engine, self.change.snapshot, self.room))
+
+    def _recompute(self, plan: RepairPlan) -> tuple[Patch, Arm]:
+        """Gather the rows that the repair reads, align and recompute them; then the rest, and ask the result."""
+        self.notify(f"recomputing {len(plan.positions)} rows")
+        engine, snapshot, clock = self.engine, self.change.snapshot, self.clock
+        source = self.change.diff.source.copy()
+        source[plan.positions] = -1
+        rows = snapshot.rows.realigned(source)
+        last = int(plan.positions[-1]) + 1 if len(plan.positions) else 0
+        with clock("load"):
+            ids = self.change.new.token_ids
+            cache = align.allocate(snapshot.segments[0], rows, ids, self.room, engine.device)
+            align.gather(cache, rows, snapshot.segments, 0, last)
+        with clock("align"):
+            align.turn(cache, rows, engine.rotations, 0, last)
+        with clock("recompute"):
+            engine.recompute(cache, plan.positions)
+            keys, values = (t[:, :, plan.positions].contiguous().cpu() for t in (cache.keys, cache.values))
+        with clock("probes"):
+            if self.probes:
+                align.gather(cache, rows, snapshot.segments, last)
+                align.turn(cache, rows, engine.rotations, last)
+            return Patch(plan.positions, source, keys, values), self._ask(cache)
+
+    def _ask_fresh(self) -> Arm:
+        """The oracle: one timed prefill of the new text, and what storing all of it would take."""
+        self.notify(f"prefilling {self.change.diff.num_new} tokens to compare")
+        with self.clock("full_prefill"):
+            cache = self.engine.prefill(self.change.new.token_ids, room=self.room)
+        with self.clock("full_persist"):
+            self.store.try_write(self.change.document, cache)
+        with self.clock("probes"):
+            return self._ask(cache)
+
+    def _ask(self, cache: object) -> Arm:
+        return ask_arm(self.engine, cache, self.probes, oracle=self.options.verify)  # type: ignore[arg-type]
+
+    def _judge(self, repaired: Arm, stale: Arm | None, fresh: Arm | None) -> Quality:
+        noise = (self.engine.gate_report or {}).get("noise", {}).get("nats", 0.0)
+        return judge(self.probes, repaired, stale, fresh, noise=noise, num_skipped=self.num_skipped)
+
+    def _instead(self, plan: RepairPlan, quality: Quality) -> RepairPlan | None:
+        """Another plan where the quality is below the minimum and the user wants exact rows then."""
+        wanted, found = self.options.min_mr, quality.mr_median
+        if wanted is None or (found is not None and found >= wanted):
+            return None
+        shown = "not measurable" if found is None else f"{found:.3f}"
+        said = f"the median MR is {shown}, and at least {wanted:g} was asked for"
+        if self.options.on_low == "fail":
+            raise LowQualityError(f"{self.record.doc_id}: {said}; nothing was stored. Raise --k or use --on-low exact")
+        start = self.change.diff.first
+        if self.options.on_low == "keep" or len(plan.positions) >= self.change.diff.num_new - start:
+            self.warnings.append(said)
+            return None
+        return exactly(plan, "suffix", f"{said}: every row from the edit on was recomputed", start)
+
+    def _commit(self, plan: RepairPlan, patch: Patch, quality: Quality) -> VersionRecord:
+        owed = debt.after_edit(self.record.debt, self.change.diff, patch.positions)
+        report = {"selector": plan.selector, "k": plan.k, "strategy": plan.strategy, "last_mr": quality.mr_median}
+        report |= {"prefers_new_rate": quality.prefers_new_rate}
+        with self.clock("persist"):
+            return self.store.commit_patch(
+                self.change.document,
+                self.engine.key,
+                self.change.snapshot,
+                patch.source,
+                patch.positions,
+                patch.keys,
+                patch.values,
+                self.change.new.token_ids,
+                owed,
+                report,
+                self.record,
+            )
+
+
+def _warnings(quality: Quality) -> Sequence[str]:
+    """What nobody should overlook."""
+    said = []
+    old = sum(not p.prefers_new for p in quality.probes)
+    if old:
+        said.append(f"on {old} of {len(quality.probes)} probes the repaired cache still prefers the old text")
+    worse = [p for p in quality.probes if p.mr is not None and p.mr < 0]
+    if worse:
+        said.append(f"on {len(worse)} of {len(quality.probes)} probes the repaired cache is worse than the stale one")
+    return said

@@ -1,0 +1,121 @@
+"""Times of a repair and of what it is compared with: interleaved, in one process, after a warm-up."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvfix import align
+from kvfix.core import KVCache, RowMap
+
+if TYPE_CHECKING:
+    from kvfix.core import RepairPlan
+    from kvfix.engine import Engine
+    from kvfix.pipeline.plan import Change
+
+ROUNDS = 5
+
+
+def spread(samples: list[float]) -> dict[str, float]:
+    """Median, 20th and 80th percentile, and the smallest."""
+    p20, p80 = (float(np.percentile(samples, q)) for q in (20, 80))
+    return {"median": statistics.median(samples), "p20": p20, "p80": p80, "best": min(samples)}
+
+
+def ratio_spread(slow: list[float], fast: list[float]) -> dict[str, float]:
+    """The pairwise ratios slow / fast; `best` is the ratio of the two smallest times."""
+    return {**spread([s / f for s, f in zip(slow, fast, strict=True)]), "best": min(slow) / min(fast)}
+
+
+def timed_ms(engine: Engine, work: Callable[[], object]) -> float:
+    """Milliseconds of one call, the device's queue drained on both sides."""
+    engine.synchronize()
+    start = time.perf_counter()
+    work()
+    engine.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+class Arms:
+    """The ways of bringing one cache up to date, each ready to be timed alone.
+
+    All of them start from rows in memory; none pays for reading the store.
+    """
+
+    def __init__(self, engine: Engine, rows: RowMap, segments: Any, token_ids: np.ndarray, plan: RepairPlan) -> None:
+        self.engine, self.rows, self.segments = engine, rows, segments
+        self.token_ids, self.plan, self.first = token_ids, plan, plan.diff.first
+        self.last = int(plan.positions[-1]) + 1 if len(plan.positions) else 0
+        self.cache: KVCache | None = None
+
+    def ready(self) -> None:
+        """Untimed: the stale rows in memory, keys as stored."""
+        self.cache = align.allocate(self.segments[0], self.rows, self.token_ids, 0, self.engine.device)
+        align.gather(self.cache, self.rows, self.segments, 0, self.last)
+
+    def repair(self) -> None:
+        """Align and recompute."""
+        assert self.cache is not None
+        align.turn(self.cache, self.rows, self.engine.rotations, 0, self.last)
+        self.engine.recompute(self.cache, self.plan.positions)
+
+    def full(self) -> KVCache:
+        """A fresh prefill of the whole text."""
+        return self.engine.prefill(self.token_ids, room=0)
+
+    def suffix(self, fresh: KVCache) -> None:
+        """Every row from the edit on, behind the cached prefix, by kvfix."""
+        self.engine.recompute(fresh, np.arange(self.first, len(self.token_ids)))
+
+    def prefix_cache(self, fresh: KVCache) -> Any:
+        """Untimed: the rows before the edit as a transformers cache."""
+        from kvfix.engine import as_transformers_cache
+
+        return as_transformers_cache(fresh, self.first)
+
+    def plain_suffix(self, prefix: Any) -> None:
+        """Every row from the edit on, behind the cached prefix, by the model's own forward."""
+        self.engine.plain_forward(self.token_ids[self.first :], prefix)
+
+
+def medians(engine: Engine, change: Change, plan: RepairPlan, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Repair against full and suffix re-prefill, `rounds` interleaved rounds after one to warm up.
+
+    The suffix baseline is the faster of kvfix's own and the model's plain forward over a prefix cache.
+    """
+    source = change.diff.source.copy()
+    source[plan.positions] = -1
+    rows = change.snapshot.rows.realigned(source)
+    return compare_arms(Arms(engine, rows, change.snapshot.segments, change.new.token_ids, plan), rounds)
+
+
+def compare_arms(arms: Arms, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Interleaved times of all arms; each time and ratio as a spread."""
+    engine = arms.engine
+    times: dict[str, list[float]] = {name: [] for name in ("full", "repair", "ours", "plain")}
+    for _ in range(rounds + 1):
+        fresh: list[KVCache] = []
+        times["full"].append(timed_ms(engine, lambda into=fresh: into.append(arms.full())))  # type: ignore[misc]
+        arms.ready()
+        times["repair"].append(timed_ms(engine, arms.repair))
+        arms.cache = None
+        prefix = arms.prefix_cache(fresh[0])
+        with engine.plain_attention():
+            times["plain"].append(timed_ms(engine, lambda cache=prefix: arms.plain_suffix(cache)))  # type: ignore[misc]
+        del prefix
+        times["ours"].append(timed_ms(engine, lambda cache=fresh[0]: arms.suffix(cache)))  # type: ignore[misc]
+    kept = {name: samples[1:] for name, samples in times.items()}
+    suffix = min(("ours", "plain"), key=lambda name: statistics.median(kept[name]))
+    return {
+        "rounds": rounds,
+        "full_prefill_ms": spread(kept["full"]),
+        "suffix_prefill_ms": spread(kept[suffix]),
+        "suffix_baseline": "kvfix" if suffix == "ours" else "plain forward",
+        "recompute_ms": spread(kept["repair"]),
+        "speedup_full": ratio_spread(kept["full"], kept["repair"]),
+        "speedup_suffix": ratio_spread(kept[suffix], kept["repair"]),
+    }

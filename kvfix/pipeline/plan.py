@@ -1,0 +1,149 @@
+"""From a stored version and a new text to the rows that will be recomputed; loads no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvfix.core import Document, RepairPlan, TokenDiff
+from kvfix.cost import Cost, cost
+from kvfix.diff import diff_tokens, span_texts
+from kvfix.errors import ModelMismatchError, UsageError
+from kvfix.pipeline.admission import require_key
+from kvfix.pipeline.clock import Clock
+from kvfix.probes import GivenProbe
+from kvfix.selectors import Budget, SelectionContext, get_selector, make_plan
+
+if TYPE_CHECKING:
+    from kvfix.engine import Engine
+    from kvfix.engine.text import Encoding
+    from kvfix.store import Snapshot, Store, VersionRecord
+
+STRATEGIES = ("auto", "repair", "suffix", "full")
+ON_LOW = ("exact", "keep", "fail")
+
+
+@dataclass(frozen=True)
+class EditOptions:
+    """How to repair and what to measure. Raises `UsageError` for values that make no sense."""
+
+    selector: str = "editlocal"
+    k: int = 32  # rows per span
+    budget: int | None = None  # cap on the rows of the whole edit, spans not counted
+    seed: int = 0
+    strategy: str = "auto"  # auto lets the cost model decide
+    verify: bool = True  # one timed oracle prefill
+    measure: bool = False  # medians, suffix baseline
+    min_mr: float | None = None
+    on_low: str = "exact"
+    dry_run: bool = False
+    probes: tuple[GivenProbe, ...] = ()
+
+    def __post_init__(self) -> None:
+        get_selector(self.selector)
+        if self.k < 0 or (self.budget is not None and self.budget < 0):
+            raise UsageError(f"k and budget count rows and cannot be negative (k={self.k}, budget={self.budget})")
+        for name, value, known in (("strategy", self.strategy, STRATEGIES), ("on-low", self.on_low, ON_LOW)):
+            if value not in known:
+                raise UsageError(f"unknown {name} {value!r}; there are: {', '.join(known)}")
+        if self.min_mr is not None and not self.verify:
+            raise UsageError("a minimum MR needs the oracle: leave out --no-verify or --min-mr")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A document's stored version beside its new text."""
+
+    snapshot: Snapshot
+    document: Document
+    old: Encoding
+    new: Encoding
+    diff: TokenDiff
+
+    @property
+    def num_layers(self) -> int:
+        return self.snapshot.segments[0].keys.shape[0]
+
+    def spans(self) -> list[dict[str, Any]]:
+        """The spans in document tokens (the context prefix not counted), with their texts; JSON-ready."""
+        prefix = self.new.num_prefix
+        old_text, new_text = self.snapshot.text, self.document.text
+        texts = span_texts(self.diff, old_text, self.old.offsets, new_text, self.new.offsets, prefix)
+        return [
+            {
+                "old": [span.old_start - prefix, span.old_end - prefix],
+                "new": [span.new_start - prefix, span.new_end - prefix],
+                "old_text": old,
+                "new_text": new,
+            }
+            for span, (old, new) in zip(self.diff.spans, texts, strict=True)
+        ]
+
+    def cost(self, num_rows: int) -> Cost:
+        """What recomputing `num_rows` costs beside re-prefilling."""
+        return cost(self.diff, num_rows, self.new.num_prefix)
+
+
+def compare(engine: Engine, store: Store, record: VersionRecord, document: Document, clock: Clock) -> Change:
+    """The token diff between a stored version and a text.
+
+    Raises `ModelMismatchError` when another model built the version, or when its text is no longer tokenised as it
+    was then; `DocumentError` when the new text is too long.
+    """
+    require_key(engine, store, record)
+    with clock("load"):
+        snapshot = store.snapshot(record)
+    with clock("diff"):
+        new, old = engine.encode(document.text), engine.text.encode(snapshot.text)
+        if not np.array_equal(old.token_ids, snapshot.token_ids):
+            raise ModelMismatchError(
+                f"{record.doc_id}: its stored text gives other tokens than when it was built (another tokenizers "
+                "release?); build it again with --force"
+            )
+        diff = diff_tokens(snapshot.token_ids, new.token_ids)
+    return Change(snapshot, document, old, new, diff)
+
+
+def plan_repair(engine: Engine, change: Change, options: EditOptions) -> RepairPlan:
+    """Select rows, and let the cost model overrule the repair unless a strategy was given."""
+    budget = Budget(options.k, options.budget)
+    context = SelectionContext(
+        change.diff, budget, change.document.text, change.new.offsets, change.new.num_prefix
+    )
+    plan = make_plan(get_selector(options.selector, seed=options.seed), context)
+    return _overruled(engine, change, plan, options) or plan
+
+
+def exactly(plan: RepairPlan, strategy: str, reason: str | None, start: int) -> RepairPlan:
+    """The plan that recomputes every row from `start` on instead."""
+    return replace(plan, positions=np.arange(start, plan.diff.num_new), strategy=strategy, reason=reason)
+
+
+def _overruled(engine: Engine, change: Change, plan: RepairPlan, options: EditOptions) -> RepairPlan | None:
+    """Another plan where the model, the user or the cost asks for it."""
+    diff, prefix = change.diff, change.new.num_prefix
+    if not diff.spans:
+        return None
+    if engine.positions.crosses(diff.num_old, diff.num_new):
+        limit = engine.positions.length_limit
+        reason = f"beyond {limit} tokens this model's frequencies depend on the length of the text"
+        return exactly(plan, "full", reason, 0)
+    if options.strategy == "full":
+        return exactly(plan, "full", "strategy full was asked for", prefix)
+    if options.strategy == "suffix":
+        return exactly(plan, "suffix", "strategy suffix was asked for", diff.first)
+    if not engine.movable and _moves(diff):
+        reason = "this model's keys do not simply turn with position, and rows have moved"
+        return exactly(plan, "suffix", reason, diff.first)
+    if options.strategy == "repair" or options.selector == "exact":
+        return None
+    strategy, reason = change.cost(len(plan.positions)).cheaper
+    return None if strategy == "repair" else exactly(plan, strategy, reason, diff.first)
+
+
+def _moves(diff: TokenDiff) -> bool:
+    """Whether any kept row stands at another position than before."""
+    kept = diff.source >= 0
+    return bool(np.any(diff.source[kept] != np.flatnonzero(kept)))

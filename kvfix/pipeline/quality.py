@@ -1,0 +1,199 @@
+"""What a repair is worth: the same probes put to the stale, the repaired and the fresh cache, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvfix import metrics
+from kvfix.probes import GivenProbe, Probe, auto_probes, given_probes
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvfix.core import KVCache
+    from kvfix.engine import Engine
+    from kvfix.pipeline.plan import Change
+
+# positions whose whole distribution is kept for KL: 50 MB an arm with a vocabulary of 200,000
+KL_POSITIONS = 64
+MAX_NEW = 16
+
+
+@dataclass
+class Arm:
+    """The answers of one cache."""
+
+    margins: list[float]
+    logprobs: list[torch.Tensor]  # [T, V] at the new answer's positions; KL_POSITIONS in all
+    continuations: list[str] | None  # greedy; None: not asked for
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """One probe, as reported."""
+
+    kind: str
+    question: str
+    old: str
+    new: str
+    margin_stale: float | None
+    margin_repaired: float
+    margin_fresh: float | None
+    mr: float | None
+    kl_recovery: float | None
+    prefers_new: bool
+    flip: bool | None
+    flip_fresh: bool | None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """All probes of an edit; figures that were not measured are None."""
+
+    probes: tuple[ProbeResult, ...] = ()
+    num_skipped: int = 0  # edited spans beyond the number of automatic probes, or without a lead
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def mr_median(self) -> float | None:
+        return metrics.median(p.mr for p in self.probes)
+
+    @property
+    def prefers_new_rate(self) -> float | None:
+        return metrics.rate(p.prefers_new for p in self.probes)
+
+    @property
+    def kept(self) -> list[ProbeResult]:
+        """The probes that the fresh cache answers rightly."""
+        return [p for p in self.probes if p.margin_fresh is not None and p.margin_fresh > 0]
+
+    def to_json(self) -> dict[str, Any]:
+        """The `quality` object of the report."""
+        kept = self.kept
+        return {
+            "num_probes": len(self.probes),
+            "num_skipped": self.num_skipped,
+            "prefers_new_rate": self.prefers_new_rate,
+            "flip_rate": metrics.rate(p.flip for p in self.probes),
+            "flip_rate_fresh": metrics.rate(p.flip_fresh for p in self.probes),
+            "mr_median": self.mr_median,
+            "mr_mean": metrics.mean(p.mr for p in self.probes),
+            "num_mr": sum(p.mr is not None for p in self.probes),
+            "kl_recovery": metrics.median(p.kl_recovery for p in self.probes),
+            "num_kept": len(kept),
+            "mr_median_kept": metrics.median(p.mr for p in kept),
+            "flip_rate_kept": metrics.rate(p.flip for p in kept),
+            "probes": [asdict(p) for p in self.probes],
+        }
+
+
+def ask_arm(engine: Engine, cache: KVCache, probes: Sequence[Probe], *, oracle: bool) -> Arm:
+    """Put the probes to a cache. Distributions and continuations are kept only where an oracle will be asked too."""
+    from kvfix.engine import Continuation
+
+    tried, wanted = [], []
+    for index, probe in enumerate(probes):
+        for side, answer in (("new", probe.new_ids), ("old", probe.old_ids)):
+            if answer:
+                tried.append(Continuation(list(probe.query_ids), list(answer)))
+                wanted.append((index, side))
+    means: dict[tuple[int, str], float] = {}
+    distributions: dict[int, torch.Tensor] = {}
+    budget = KL_POSITIONS if oracle else 0
+    for (index, side), continuation, logprobs in zip(wanted, tried, engine.answer_logprobs(cache, tried), strict=True):
+        means[index, side] = _mean_logprob(logprobs, continuation.answer_ids)
+        if index not in distributions and budget > 0:
+            distributions[index] = logprobs[:budget].clone()
+            budget -= len(distributions[index])
+    margins = [metrics.margin(means.get((n, "new")), means.get((n, "old"))) or 0.0 for n in range(len(probes))]
+    empty = next(iter(distributions.values()), None)
+    kept = [distributions[n] if n in distributions else empty[:0] for n in range(len(probes))] if oracle and empty is not None else []
+    return Arm(margins, kept, _continuations(engine, cache, probes) if oracle else None)
+
+
+def _mean_logprob(logprobs: torch.Tensor, answer: Sequence[int]) -> float:
+    import torch
+
+    return float(logprobs.gather(1, torch.tensor(answer)[:, None]).mean())
+
+
+def _continuations(engine: Engine, cache: KVCache, probes: Sequence[Probe]) -> list[str]:
+    generated = engine.generate(cache, [list(probe.query_ids) for probe in probes], MAX_NEW)
+    return [engine.text.decode(ids) for ids in generated]
+
+
+def judge(
+    probes: Sequence[Probe],
+    repaired: Arm,
+    stale: Arm | None = None,
+    fresh: Arm | None = None,
+    *,
+    noise: float = 0.0,
+    num_skipped: int = 0,
+) -> Quality:
+    """Compare the arms, probe by probe."""
+    results = []
+    for n, probe in enumerate(probes):
+        margin_stale = stale.margins[n] if stale else None
+        margin_fresh = fresh.margins[n] if fresh else None
+        results.append(
+            ProbeResult(
+                kind=probe.kind,
+                question=probe.question,
+                old=probe.old,
+                new=probe.new,
+                margin_stale=margin_stale,
+                margin_repaired=repaired.margins[n],
+                margin_fresh=margin_fresh,
+                mr=metrics.margin_recovery(margin_stale, repaired.margins[n], margin_fresh, noise),
+                kl_recovery=_kl(n, repaired, stale, fresh),
+                prefers_new=repaired.margins[n] > 0,
+                flip=_flip(n, probe, repaired),
+                flip_fresh=_flip(n, probe, fresh),
+            )
+        )
+    return Quality(tuple(results), num_skipped)
+
+
+def _kl(n: int, repaired: Arm, stale: Arm | None, fresh: Arm | None) -> float | None:
+    if stale is None or fresh is None or n >= len(fresh.logprobs) or len(fresh.logprobs[n]) == 0:
+        return None
+    return metrics.kl_recovery(fresh.logprobs[n], repaired.logprobs[n], stale.logprobs[n])
+
+
+def _flip(n: int, probe: Probe, arm: Arm | None) -> bool | None:
+    if arm is None or arm.continuations is None:
+        return None
+    return metrics.flip(arm.continuations[n], probe.new, probe.old)
+
+
+def make_probes(
+    engine: Engine, change: Change, given: Sequence[GivenProbe], warnings: list[str]
+) -> tuple[list[Probe], int]:
+    """Automatic probes of a change and the given ones, and how many spans have none.
+
+    Probes that do not fit behind the document are left out with a warning.
+    """
+    text, old, new = engine.text, change.old, change.new
+    automatic = auto_probes(
+        change.diff,
+        new.token_ids,
+        old.token_ids,
+        change.document.text,
+        new.offsets,
+        change.snapshot.text,
+        old.offsets,
+        text.plain_ids,
+        new.num_prefix,
+    )
+    probes = [*automatic, *given_probes(given, change.document.doc_id, text.question_ids, text.plain_ids)]
+    limit, longest = engine.positions.max_tokens, max(change.diff.num_new, change.diff.num_old)
+    if limit is not None:
+        fitting = [p for p in probes if longest + len(p.query_ids) + max(len(p.new_ids), len(p.old_ids), MAX_NEW) <= limit]
+        if len(fitting) < len(probes):
+            left_out = len(probes) - len(fitting)
+            warnings.append(f"{left_out} of {len(probes)} probes do not fit behind the document ({limit} tokens in all)")
+        probes = fitting
+    return probes, len(change.diff.spans) - sum(p.kind == "auto" for p in probes)
