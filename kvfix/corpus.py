@@ -47,6 +47,11 @@ def read_document(path: str | os.PathLike[str], corpus: str, max_bytes: int = DE
     return _read(corpus, os.path.relpath(own_path, corpus), max_bytes)
 
 
+def document_of(corpus: str, doc_id: str, text: str) -> Document:
+    """The document of this name with a text that comes from elsewhere."""
+    return Document(corpus, doc_id, text, hashlib.sha256(text.encode()).hexdigest())
+
+
 def scan(
     path: str | os.PathLike[str],
     include: Sequence[str] = DEFAULT_INCLUDE,
@@ -174,8 +179,7 @@ def _read(corpus: str, relative: str, max_bytes: int) -> Document:
     except OSError as error:
         broken = isinstance(error, FileNotFoundError) and os.path.islink(os.path.join(corpus, relative))
         raise UnreadableError(doc_id, "a broken symlink" if broken else f"cannot be read: {error.strerror}") from error
-    text = _decode(data, doc_id)
-    return Document(corpus, doc_id, text, hashlib.sha256(text.encode()).hexdigest())
+    return document_of(corpus, doc_id, _decode(data, doc_id))
 
 
 def _read_unchanged(path: str, doc_id: str, max_bytes: int) -> bytes:

@@ -90,10 +90,21 @@ def refuse_by_config(engine: Engine) -> None:
     given = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     for layer_type in given:
         if layer_type not in KNOWN_LAYER_TYPES:
-            raise UnsupportedModelError(f"{name}: layers of type {layer_type!r} keep no per-token keys and values to repair")
-    for mark in ("ssm_cfg", "mamba_d_state", "state_size", "attn_layer_period", "rwkv_hidden_size", "attention_hidden_size"):
+            raise UnsupportedModelError(
+                f"{name}: layers of type {layer_type!r} keep no per-token keys and values to repair"
+            )
+    for mark in (
+        "ssm_cfg",
+        "mamba_d_state",
+        "state_size",
+        "attn_layer_period",
+        "rwkv_hidden_size",
+        "attention_hidden_size",
+    ):
         if getattr(config, mark, None):
-            raise UnsupportedModelError(f"{name}: a recurrent or hybrid model ({mark}); its state has no rows to repair")
+            raise UnsupportedModelError(
+                f"{name}: a recurrent or hybrid model ({mark}); its state has no rows to repair"
+            )
     if getattr(config, "num_kv_shared_layers", 0):
         raise UnsupportedModelError(f"{name}: layers that share their keys and values are not supported")
 

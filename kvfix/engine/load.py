@@ -45,7 +45,9 @@ def resolve_device(choice: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"unknown device {choice!r}: use auto, cpu or cuda[:N]") from error
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UsageError(f"no device {choice}: this machine has {torch.cuda.device_count()} CUDA devices; use --device cpu")
+        raise UsageError(
+            f"no device {choice}: this machine has {torch.cuda.device_count()} CUDA devices; use --device cpu"
+        )
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {choice!r} is not supported: use auto, cpu or cuda[:N]")
     return device

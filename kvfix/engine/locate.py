@@ -51,13 +51,15 @@ def _checked_folder(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise UnknownModelError(f"no model in {folder}: config.json is missing")
     if not any(folder.glob("*.safetensors")):
-        raise UnknownModelError(f"no weights in {folder}: kvfix reads *.safetensors only (pickled weights can run code)")
+        raise UnknownModelError(
+            f"no weights in {folder}: kvfix reads *.safetensors only (pickled weights can run code)"
+        )
     return folder
 
 
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:

@@ -17,7 +17,9 @@ SHIFT = 7
 KEY_TOLERANCE = 1e-5  # of the layer's largest key, fp32
 
 
-def find_rotations(engine: Engine, ids: np.ndarray, noise: float) -> tuple[Sequence[LayerRotation] | None, dict[str, Any]]:
+def find_rotations(
+    engine: Engine, ids: np.ndarray, noise: float
+) -> tuple[Sequence[LayerRotation] | None, dict[str, Any]]:
     """Each layer's rotation, and the finding JSON-ready (`rotations_from` reads it back).
 
     The same tokens are prefilled at positions 0… and 7…; every layer's values must agree and its keys must agree

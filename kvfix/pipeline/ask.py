@@ -74,9 +74,7 @@ def _query(engine: Engine, question: str) -> list[int]:
     return engine.text.plain_ids(question) if verbatim else engine.text.question_ids(question)
 
 
-def _stored(
-    engine: Engine, store: Store, record: VersionRecord, source: str, query: list[int], max_new: int
-) -> Answer:
+def _stored(engine: Engine, store: Store, record: VersionRecord, source: str, query: list[int], max_new: int) -> Answer:
     clock = Clock()
     with clock("load"):
         cache = load_cache(engine, store.snapshot(record), len(query) + max_new)

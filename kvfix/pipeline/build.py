@@ -73,8 +73,8 @@ def build(
 
 def store_fresh(engine: Engine, store: Store, document: Document, head: VersionRecord | None) -> VersionRecord:
     """Prefill one document and commit it as a new base."""
-    ids = engine.encode(document.text).token_ids
-    cache = engine.prefill(ids, room=0) if document.text else None
+    encoding = engine.encode(document.text)
+    cache = engine.prefill(encoding.token_ids) if len(encoding.offsets) else None
     return _commit(engine, store, document, cache, head)
 
 
@@ -116,10 +116,10 @@ def _prefill(
 ) -> list[tuple[_Job, KVCache | None, float]]:
     """The jobs' caches; empty documents have none."""
     clock = Clock()
-    filled = [job for job in jobs if job.document.text]
+    filled = [job for job in jobs if len(job.token_ids) > len(engine.text.prefix)]
     with clock("prefill"):
         if len(filled) == 1:
-            caches = [engine.prefill(filled[0].token_ids, room=0, progress=progress)]
+            caches = [engine.prefill(filled[0].token_ids, progress=progress)]
         else:
             caches = engine.prefill_many([job.token_ids for job in filled])
             progress(sum(len(cache) for cache in caches))

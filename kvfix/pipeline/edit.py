@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
     from kvfix.engine import Engine
-    from kvfix.probes import Probe
     from kvfix.store import Store, VersionRecord
 
 Notify = Callable[[str], None]

@@ -109,9 +109,7 @@ def compare(engine: Engine, store: Store, record: VersionRecord, document: Docum
 def plan_repair(engine: Engine, change: Change, options: EditOptions) -> RepairPlan:
     """Select rows, and let the cost model overrule the repair unless a strategy was given."""
     budget = Budget(options.k, options.budget)
-    context = SelectionContext(
-        change.diff, budget, change.document.text, change.new.offsets, change.new.num_prefix
-    )
+    context = SelectionContext(change.diff, budget, change.document.text, change.new.offsets, change.new.num_prefix)
     plan = make_plan(get_selector(options.selector, seed=options.seed), context)
     return _overruled(engine, change, plan, options) or plan
 

@@ -109,7 +109,11 @@ def ask_arm(engine: Engine, cache: KVCache, probes: Sequence[Probe], *, oracle: 
             budget -= len(distributions[index])
     margins = [metrics.margin(means.get((n, "new")), means.get((n, "old"))) or 0.0 for n in range(len(probes))]
     empty = next(iter(distributions.values()), None)
-    kept = [distributions[n] if n in distributions else empty[:0] for n in range(len(probes))] if oracle and empty is not None else []
+    kept = (
+        [distributions[n] if n in distributions else empty[:0] for n in range(len(probes))]
+        if oracle and empty is not None
+        else []
+    )
     return Arm(margins, kept, _continuations(engine, cache, probes) if oracle else None)
 
 
@@ -191,9 +195,13 @@ def make_probes(
     probes = [*automatic, *given_probes(given, change.document.doc_id, text.question_ids, text.plain_ids)]
     limit, longest = engine.positions.max_tokens, max(change.diff.num_new, change.diff.num_old)
     if limit is not None:
-        fitting = [p for p in probes if longest + len(p.query_ids) + max(len(p.new_ids), len(p.old_ids), MAX_NEW) <= limit]
+        fitting = [
+            p for p in probes if longest + len(p.query_ids) + max(len(p.new_ids), len(p.old_ids), MAX_NEW) <= limit
+        ]
         if len(fitting) < len(probes):
             left_out = len(probes) - len(fitting)
-            warnings.append(f"{left_out} of {len(probes)} probes do not fit behind the document ({limit} tokens in all)")
+            warnings.append(
+                f"{left_out} of {len(probes)} probes do not fit behind the document ({limit} tokens in all)"
+            )
         probes = fitting
     return probes, len(change.diff.spans) - sum(p.kind == "auto" for p in probes)
