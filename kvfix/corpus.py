@@ -47,9 +47,14 @@ def read_document(path: str | os.PathLike[str], corpus: str, max_bytes: int = DE
     return _read(corpus, os.path.relpath(own_path, corpus), max_bytes)
 
 
-def document_of(corpus: str, doc_id: str, text: str) -> Document:
-    """The document of this name with a text that comes from elsewhere."""
-    return Document(corpus, doc_id, text, hashlib.sha256(text.encode()).hexdigest())
+def document_of(corpus: str, doc_id: str, text: str | bytes) -> Document:
+    """A document whose text comes from elsewhere; bytes are decoded as a file's are. Raises DocumentError likewise."""
+    decoded = _decode(text, doc_id) if isinstance(text, bytes) else text
+    try:
+        encoded = decoded.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadableError(doc_id, f"half a surrogate pair at character {error.start}") from error
+    return Document(corpus, doc_id, decoded, hashlib.sha256(encoded).hexdigest())
 
 
 def scan(

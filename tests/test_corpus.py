@@ -9,7 +9,7 @@ import pytest
 
 from kvfix import corpus as corpus_module
 from kvfix.core import Document
-from kvfix.corpus import Skipped, find_document, read_document, resolve_corpus, scan
+from kvfix.corpus import Skipped, document_of, find_document, read_document, resolve_corpus, scan
 from kvfix.errors import DocumentError, UnknownDocumentError, UsageError
 
 
@@ -234,13 +234,29 @@ def test_a_long_line_without_spaces(corpus):
     assert len(document.text) == 200_000
 
 
-def test_missing_and_empty_corpora_are_refused_at_once(corpus):
+def test_missing_and_empty_corpora_are_refused_at_once(corpus, monkeypatch):
     with pytest.raises(UsageError, match="no such directory"):
         scan(corpus / "none")
     with pytest.raises(UsageError, match="not a directory"):
         scan(put(corpus / "a.bin"))
-    with pytest.raises(UsageError, match=r"no documents here .*\*.md"):
+    with pytest.raises(UsageError, match=r"no documents here .*\*\.md"):
         scan(corpus)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(corpus_module.os, "listdir", refuse)
+    with pytest.raises(UsageError, match="cannot be listed: Permission denied"):
+        scan(corpus)
+
+
+def test_text_from_elsewhere():
+    assert document_of("/c", "a.md", "é") == document_of("/c", "a.md", b"\xef\xbb\xbf\xc3\xa9")
+    assert document_of("/c", "a.md", "é").sha256 == hashlib.sha256("é".encode()).hexdigest()
+    with pytest.raises(DocumentError, match=r"a\.md: half a surrogate pair at character 1"):
+        document_of("/c", "a.md", "x\ud800")
+    with pytest.raises(DocumentError, match=r"a\.md: not UTF-8 at byte 1"):
+        document_of("/c", "a.md", b"x\xff")
 
 
 def test_resolve_corpus(corpus, tmp_path):
