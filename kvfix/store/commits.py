@@ -52,6 +52,13 @@ class Committer:
         segments.check_finite(keys, values)
         return self._new_base(proposal, draft, KVCache(keys, values, cache.token_ids, cache.origin))
 
+    def try_base(self, document: Document, cache: KVCache) -> int:
+        """Write a whole cache durably and drop it again; the bytes it took."""
+        keys, values = cache.keys[:, :, : len(cache)], cache.values[:, :, : len(cache)]
+        segments.check_finite(keys, values)
+        tensors = segments.base_tensors(keys, values, cache.token_ids, cache.origin, document.text)
+        return objects.try_write(self._layout, tensors)
+
     def patch(self, proposal: Proposal, snapshot: Snapshot, new: NewRows) -> VersionRecord:
         """Commit the new rows of an edit, as a patch or folded into a new base."""
         record = snapshot.record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,21 +31,16 @@ def collect(layout: Layout, manifest: Manifest, min_age_s: float) -> GcReport:
 
     Tombstones go after 30 days, when nothing of the document is left. The caller holds the writer lock.
     """
-    removed = 0
-    num_files = 0
     latest = time.time() - min_age_s
-    for path in [*unreferenced(layout, manifest), *leftovers(layout)]:
-        status = path.lstat()
-        if status.st_mtime > latest:
-            continue
-        with files.while_writing(path):
-            path.unlink()
-        num_files += 1
-        removed += status.st_size
-    _remove_empty(layout.temporary, latest)
+    removed = [_remove(path) for path in unreferenced(layout, manifest) if path.lstat().st_mtime <= latest]
+    for folder in leftovers(layout):
+        parts = [folder, *folder.rglob("*")]
+        if max(part.lstat().st_mtime for part in parts) <= latest:
+            removed += [_remove(part) for part in reversed(parts)]
     old = datetime.now(timezone.utc) - timedelta(days=TOMBSTONE_DAYS)
     manifest.forget_tombstones(old.isoformat())
-    return GcReport(num_files, removed)
+    sizes = [size for size in removed if size is not None]
+    return GcReport(len(sizes), sum(sizes))
 
 
 def stored(layout: Layout) -> Iterator[Path]:
@@ -68,12 +63,17 @@ def unreferenced(layout: Layout, manifest: Manifest) -> list[Path]:
 
 
 def leftovers(layout: Layout) -> list[Path]:
-    """Temporary files of writers that were killed."""
+    """What writers were writing when they were killed."""
     layout.refuse_symlinks(layout.temporary)
-    return [Path(folder, name) for folder, _, names in os.walk(layout.temporary) for name in sorted(names)]
+    return sorted(layout.temporary.iterdir())
 
 
-def _remove_empty(temporary: Path, latest: float) -> None:
-    for folder in temporary.iterdir():
-        if folder.lstat().st_mtime <= latest and folder.is_dir() and not any(folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+def _remove(path: Path) -> int | None:
+    """Remove a file, whose size is returned, or an empty directory."""
+    status = path.lstat()
+    with files.while_writing(path):
+        if stat.S_ISDIR(status.st_mode):
+            path.rmdir()
+            return None
+        path.unlink()
+    return status.st_size

@@ -30,6 +30,24 @@ def write(layout: Layout, tensors: dict[str, torch.Tensor], kind: str, num_rows:
 
     A file of the same content is replaced, which mends it if it was damaged. Raises StoreNotWritableError.
     """
+    with _written(layout, tensors, kind, num_rows) as (new, segment):
+        files.publish(layout, new, layout.object(segment.name))
+    return segment
+
+
+def try_write(layout: Layout, tensors: dict[str, torch.Tensor]) -> int:
+    """Write a segment as `write` does, but drop it instead of naming it; its size in bytes."""
+    with _written(layout, tensors, "base", 0) as (new, segment):
+        with files.while_writing(new):
+            files.sync_directory(new.parent)
+        return segment.size
+
+
+@contextmanager
+def _written(
+    layout: Layout, tensors: dict[str, torch.Tensor], kind: str, num_rows: int
+) -> Iterator[tuple[Path, SegmentRef]]:
+    """A durable temporary file of tensors, gone afterwards unless it was given another name."""
     files.need_space(layout.root, sum(tensor.nbytes for tensor in tensors.values()) + HEADER_ROOM_BYTES)
     with files.temporary(layout) as new:
         with files.while_writing(new):
@@ -38,9 +56,7 @@ def write(layout: Layout, tensors: dict[str, torch.Tensor], kind: str, num_rows:
         with ThreadPoolExecutor(2) as pool:
             name = pool.submit(hash_file, new)
             checksums = pool.submit(checksums_of, tensors)
-        segment = SegmentRef(name.result(), kind, new.stat().st_size, num_rows, checksums.result())
-        files.publish(layout, new, layout.object(segment.name))
-    return segment
+        yield new, SegmentRef(name.result(), kind, new.stat().st_size, num_rows, checksums.result())
 
 
 def _serialise(tensors: dict[str, torch.Tensor], path: Path) -> None:

@@ -188,6 +188,14 @@ class Store:
             new = NewRows(token_ids, source, positions, keys, values)
             return self._committer.patch(Proposal(document, key, debt, report, expect), snapshot, new)
 
+    def try_write(self, document: Document, cache: KVCache) -> int:
+        """Write a whole cache durably, as a new base would be, and drop it: the time a rebuild would take.
+
+        The number of bytes written. Record and transaction are left out.
+        """
+        self._check_writable()
+        return self._committer.try_base(document, cache)
+
     should_fold = staticmethod(should_fold)
 
     def compact(self, record: VersionRecord) -> VersionRecord:
