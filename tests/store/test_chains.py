@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvfix.core import Debt
 from kvfix.store import Store, sources, texts
+from tests.store.conftest import MEMORY
 from tests.store.helpers import KEY, cache_of, document, exact, loaded, random_rows
 
 SPANS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=4)
@@ -52,7 +53,10 @@ def apply(naive: Naive, source: list[int], positions: list[int], keys, values, i
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(num_rows=st.sampled_from([1, 7, 60, 300]), edits=EDITS)
 def test_chains_of_edits_compose(num_rows, edits):
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder, "s"), create=True) as store:
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.exists() else None) as folder,
+        Store.open(Path(folder, "s"), create=True) as store,
+    ):
         cache = cache_of(num_rows)
         record = store.commit_base(document("start"), KEY, cache, exact(num_rows), {}, None)
         naive = Naive(

@@ -117,6 +117,39 @@ def test_kill_at_every_step(stores, tmp_path, monkeypatch, step, after, kind):
         assert store.verify() == []
 
 
+def test_each_file_is_durable_before_what_refers_to_it(store, monkeypatch):
+    """Synced, renamed, its directory synced: segment, then record, and only then the transaction."""
+    record, seen = build(store), []
+    for owner, name in ((files, "sync_file"), (os, "replace"), (files, "sync_directory"), (manifest, "_insert")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, name=name, real=real: (seen.append((name, *a)), real(*a))[1])
+    edit(store, record)
+    renames = [event for event in seen if event[0] == "replace"]
+    assert [final.suffix for _, _, final in renames] == [".safetensors", ".json"]
+    inserted = next(at for at, event in enumerate(seen) if event[0] == "_insert")
+    for rename in renames:
+        _, new, final = rename
+        at = seen.index(rename)
+        assert ("sync_file", new) in seen[:at]
+        assert ("sync_directory", final.parent.parent) in seen[:at]
+        assert ("sync_directory", final.parent) in seen[at:inserted]
+
+
+def test_syncing_reaches_the_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    (tmp_path / "file").touch()
+    files.sync_file(tmp_path / "file")
+    files.sync_directory(tmp_path)
+    assert synced == [str(tmp_path / "file"), str(tmp_path)]
+
+
+def test_sqlite_is_told_to_be_durable(store):
+    with store._manifest.database.writing() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 3
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
+
+
 @pytest.mark.parametrize("nth", [2, 3, 4])
 @pytest.mark.parametrize("step", ["temporary file made", "file synced", "file renamed", "directory synced"])
 def test_kill_at_later_files(stores, tmp_path, monkeypatch, step, nth):
