@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def runs(rows: RowMap, start: int = 0, end: int | None = None) -> Iterator[Run]:
     delta = np.arange(start, end) - rows.origin[start:end]
     breaks = (np.diff(segment) != 0) | (np.diff(delta) != 0) | ((np.diff(row) != 1) & (segment[1:] >= 0))
     edges = np.concatenate([[0], np.flatnonzero(breaks) + 1, [end - start]]).tolist()
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         yield Run(start + low, start + high, int(segment[low]), int(row[low]), int(delta[low]))
 
 

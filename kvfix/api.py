@@ -86,7 +86,7 @@ class KVFix:
             raise UnknownDocumentError(f"{doc_id} was removed from the store; build it again")
         return record
 
-    def document(self, record: VersionRecord, text: str | None = None) -> Document:
+    def document(self, record: VersionRecord, text: str | bytes | None = None) -> Document:
         """The document as its file is now, or with the given text. Raises `DocumentError` for an unreadable file."""
         if text is not None:
             return document_of(record.corpus, record.doc_id, text)
@@ -107,21 +107,10 @@ class KVFix:
         from kvfix.pipeline.build import build
 
         for path in paths:
-            documents = self._documents(path, include, exclude, max_bytes)
+            _, documents = documents_at(path, self.store.corpora(), include, exclude, max_bytes)
             yield from build(self.engine, self.store, documents, force=force, progress=progress)
 
-    def _documents(
-        self, path: str | Path, include: Sequence[str], exclude: Sequence[str], max_bytes: int
-    ) -> Iterator[Document | Skipped]:
-        corpus = resolve_corpus(path, self.store.corpora())
-        if Path(path).is_dir():
-            return scan(path, include, exclude, max_bytes)
-        try:
-            return iter([read_document(path, corpus, max_bytes)])
-        except UnreadableError as error:
-            return iter([Skipped(Path(path).name, error.reason)])
-
-    def diff(self, doc: str | Path, text: str | None = None) -> Change:
+    def diff(self, doc: str | Path, text: str | bytes | None = None) -> Change:
         """What has changed between a document's cached and its present (or the given) text. Loads no weights."""
         from kvfix.pipeline.clock import Clock
         from kvfix.pipeline.plan import compare
@@ -129,7 +118,7 @@ class KVFix:
         record = self.record(doc)
         return compare(self.engine, self.store, record, self.document(record, text), Clock())
 
-    def plan(self, doc: str | Path, options: EditOptions | None = None, text: str | None = None) -> EditReport:
+    def plan(self, doc: str | Path, options: EditOptions | None = None, text: str | bytes | None = None) -> EditReport:
         """What `repair` would recompute, and why; computes and stores nothing."""
         from dataclasses import replace
 
@@ -141,7 +130,7 @@ class KVFix:
         self,
         doc: str | Path,
         options: EditOptions | None = None,
-        text: str | None = None,
+        text: str | bytes | None = None,
         notify: Callable[[str], None] = lambda line: None,
     ) -> EditReport:
         """Bring a document's cache up to its present (or the given) text, store it, and report."""
@@ -192,3 +181,23 @@ class KVFix:
         root = Path(path).absolute()
         below = [r for r in records if (Path(r.corpus) / r.doc_id).is_relative_to(root.resolve())]
         return below or [self.record(path)]
+
+
+def documents_at(
+    path: str | Path,
+    known_corpora: Sequence[str],
+    include: Sequence[str] = DEFAULT_INCLUDE,
+    exclude: Sequence[str] = (),
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> tuple[str, Iterator[Document | Skipped]]:
+    """The corpus of a path, and the documents of the directory or the file there, read as they are asked for.
+
+    Raises `UsageError` for a path without documents.
+    """
+    corpus = resolve_corpus(path, known_corpora)
+    if Path(path).is_dir():
+        return corpus, scan(path, include, exclude, max_bytes)
+    try:
+        return corpus, iter([read_document(path, corpus, max_bytes)])
+    except UnreadableError as error:
+        return corpus, iter([Skipped(Path(path).absolute().relative_to(corpus).as_posix(), error.reason)])

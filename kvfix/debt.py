@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from kvfix.core import Debt, TokenDiff
@@ -45,4 +47,4 @@ def _runs(behind: np.ndarray) -> tuple[tuple[int, int], ...]:
     if len(behind) == 0:
         return ()
     edges = np.concatenate([[0], np.flatnonzero(np.diff(behind)) + 1, [len(behind)]])
-    return tuple((int(behind[low]), int(high - low)) for low, high in zip(edges[:-1], edges[1:], strict=True))
+    return tuple((int(behind[low]), int(high - low)) for low, high in pairwise(edges))

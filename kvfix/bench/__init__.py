@@ -1,0 +1,1 @@
+"""Benchmarks: equality first, then interleaved times within one process."""

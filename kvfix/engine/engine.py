@@ -308,7 +308,8 @@ class Engine:
 
     def batches(self, cache: KVCache, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Indices of texts that fit the room together, in order. Raises `DocumentError` where one alone does not."""
-        room, batch, used = cache.capacity - len(cache), [], 0
+        room, used = cache.capacity - len(cache), 0
+        batch: list[int] = []
         for index, length in enumerate(lengths):
             self.require_room(cache, length)
             if length > room:

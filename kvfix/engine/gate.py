@@ -233,7 +233,7 @@ def _naively_repaired(engine: Engine, stale: KVCache, ids: np.ndarray, positions
     cache = _copy(stale)
     cache.token_ids = ids
     this = Pass([Rows.at(cache, positions)])
-    this.attend = positional_attention_naive  # type: ignore[method-assign, assignment]
+    this.attend = positional_attention_naive
     engine.run_pass(this)
     return cache
 

@@ -71,7 +71,7 @@ def resolve_dtype(choice: str, config: Any) -> torch.dtype:
         if choice not in DTYPES:
             raise UsageError(f"unknown dtype {choice!r}: use auto, {', '.join(DTYPES)}")
         return DTYPES[choice]
-    stored = getattr(config, "dtype", None)
+    stored: Any = getattr(config, "dtype", None)
     return stored if stored in DTYPES.values() else torch.float32
 
 

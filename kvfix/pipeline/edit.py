@@ -15,9 +15,9 @@ from kvfix.pipeline import measure
 from kvfix.pipeline.admission import admit, recall, require_key
 from kvfix.pipeline.build import store_fresh
 from kvfix.pipeline.clock import Clock
-from kvfix.pipeline.load import load_cache, room_for
+from kvfix.pipeline.load import load_cache
 from kvfix.pipeline.plan import Change, EditOptions, compare, exactly, plan_repair
-from kvfix.pipeline.quality import Arm, Quality, ask_arm, judge, make_probes
+from kvfix.pipeline.quality import Arm, Quality, ask_arm, judge, make_probes, room_for
 from kvfix.pipeline.report import EditReport
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class _Repair:
         self.engine, self.store, self.record = engine, store, record
         self.change, self.options, self.clock, self.notify = change, options, clock, notify
         self.warnings: list[str] = []
-        self.probes, num_skipped = make_probes(engine, change, options.probes, self.warnings)
+        self.probes, num_skipped = make_probes(engine, change, options, self.warnings)
         self.num_skipped = num_skipped
         self.room = room_for(self.probes)
 

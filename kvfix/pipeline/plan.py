@@ -40,6 +40,7 @@ class EditOptions:
     on_low: str = "exact"
     dry_run: bool = False
     probes: tuple[GivenProbe, ...] = ()
+    auto_probes: bool = True
 
     def __post_init__(self) -> None:
         get_selector(self.selector)
@@ -137,8 +138,8 @@ def _overruled(engine: Engine, change: Change, plan: RepairPlan, options: EditOp
         return exactly(plan, "suffix", reason, diff.first)
     if options.strategy == "repair" or options.selector == "exact":
         return None
-    strategy, reason = change.cost(len(plan.positions)).cheaper
-    return None if strategy == "repair" else exactly(plan, strategy, reason, diff.first)
+    strategy, why = change.cost(len(plan.positions)).cheaper
+    return None if strategy == "repair" else exactly(plan, strategy, why, diff.first)
 
 
 def _moves(diff: TokenDiff) -> bool:

@@ -7,18 +7,19 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvfix import metrics
-from kvfix.probes import GivenProbe, Probe, auto_probes, given_probes
+from kvfix.probes import Probe, auto_probes, given_probes
 
 if TYPE_CHECKING:
     import torch
 
     from kvfix.core import KVCache
     from kvfix.engine import Engine
-    from kvfix.pipeline.plan import Change
+    from kvfix.pipeline.plan import Change, EditOptions
 
 # positions whose whole distribution is kept for KL: 50 MB an arm with a vocabulary of 200,000
 KL_POSITIONS = 64
 MAX_NEW = 16
+ROOM_ROWS = 512
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Arm:
     """The answers of one cache."""
 
     margins: list[float]
-    logprobs: list[torch.Tensor]  # [T, V] at the new answer's positions; KL_POSITIONS in all
+    logprobs: list[torch.Tensor | None]  # [T, V] at the new answer's positions; KL_POSITIONS in all, None beyond
     continuations: list[str] | None  # greedy; None: not asked for
 
 
@@ -100,21 +101,15 @@ def ask_arm(engine: Engine, cache: KVCache, probes: Sequence[Probe], *, oracle: 
                 tried.append(Continuation(list(probe.query_ids), list(answer)))
                 wanted.append((index, side))
     means: dict[tuple[int, str], float] = {}
-    distributions: dict[int, torch.Tensor] = {}
+    distributions: list[torch.Tensor | None] = [None] * len(probes)
     budget = KL_POSITIONS if oracle else 0
     for (index, side), continuation, logprobs in zip(wanted, tried, engine.answer_logprobs(cache, tried), strict=True):
         means[index, side] = _mean_logprob(logprobs, continuation.answer_ids)
-        if index not in distributions and budget > 0:
+        if distributions[index] is None and budget > 0:
             distributions[index] = logprobs[:budget].clone()
-            budget -= len(distributions[index])
+            budget -= min(budget, len(logprobs))
     margins = [metrics.margin(means.get((n, "new")), means.get((n, "old"))) or 0.0 for n in range(len(probes))]
-    empty = next(iter(distributions.values()), None)
-    kept = (
-        [distributions[n] if n in distributions else empty[:0] for n in range(len(probes))]
-        if oracle and empty is not None
-        else []
-    )
-    return Arm(margins, kept, _continuations(engine, cache, probes) if oracle else None)
+    return Arm(margins, distributions, _continuations(engine, cache, probes) if oracle else None)
 
 
 def _mean_logprob(logprobs: torch.Tensor, answer: Sequence[int]) -> float:
@@ -162,9 +157,12 @@ def judge(
 
 
 def _kl(n: int, repaired: Arm, stale: Arm | None, fresh: Arm | None) -> float | None:
-    if stale is None or fresh is None or n >= len(fresh.logprobs) or len(fresh.logprobs[n]) == 0:
+    if stale is None or fresh is None:
         return None
-    return metrics.kl_recovery(fresh.logprobs[n], repaired.logprobs[n], stale.logprobs[n])
+    of_fresh, of_repaired, of_stale = fresh.logprobs[n], repaired.logprobs[n], stale.logprobs[n]
+    if of_fresh is None or of_repaired is None or of_stale is None:
+        return None
+    return metrics.kl_recovery(of_fresh, of_repaired, of_stale)
 
 
 def _flip(n: int, probe: Probe, arm: Arm | None) -> bool | None:
@@ -173,15 +171,38 @@ def _flip(n: int, probe: Probe, arm: Arm | None) -> bool | None:
     return metrics.flip(arm.continuations[n], probe.new, probe.old)
 
 
-def make_probes(
-    engine: Engine, change: Change, given: Sequence[GivenProbe], warnings: list[str]
-) -> tuple[list[Probe], int]:
+def room_of(probe: Probe) -> int:
+    """Rows that a probe and its answers, or a continuation, take behind a document."""
+    return len(probe.query_ids) + max(len(probe.new_ids), len(probe.old_ids), MAX_NEW)
+
+
+def room_for(probes: Sequence[Probe]) -> int:
+    """Rows behind a document for its probes: all at once where that is little, else at least the longest."""
+    rooms = [room_of(probe) for probe in probes]
+    return max([min(ROOM_ROWS, 2 * sum(rooms)), *rooms], default=0)
+
+
+def make_probes(engine: Engine, change: Change, options: EditOptions, warnings: list[str]) -> tuple[list[Probe], int]:
     """Automatic probes of a change and the given ones, and how many spans have none.
 
     Probes that do not fit behind the document are left out with a warning.
     """
-    text, old, new = engine.text, change.old, change.new
-    automatic = auto_probes(
+    text = engine.text
+    given = given_probes(options.probes, change.document.doc_id, text.question_ids, text.plain_ids)
+    probes = [*(_automatic(engine, change) if options.auto_probes else ()), *given]
+    limit, longest = engine.positions.max_tokens, max(change.diff.num_new, change.diff.num_old)
+    if limit is not None:
+        fitting = [p for p in probes if longest + room_of(p) <= limit]
+        if len(fitting) < len(probes):
+            left_out = len(probes) - len(fitting)
+            warnings.append(f"{left_out} of {len(probes)} probes do not fit behind the document (limit {limit} tokens)")
+        probes = fitting
+    return probes, len(change.diff.spans) - sum(p.kind == "auto" for p in probes)
+
+
+def _automatic(engine: Engine, change: Change) -> list[Probe]:
+    old, new = change.old, change.new
+    return auto_probes(
         change.diff,
         new.token_ids,
         old.token_ids,
@@ -189,19 +210,6 @@ def make_probes(
         new.offsets,
         change.snapshot.text,
         old.offsets,
-        text.plain_ids,
+        engine.text.plain_ids,
         new.num_prefix,
     )
-    probes = [*automatic, *given_probes(given, change.document.doc_id, text.question_ids, text.plain_ids)]
-    limit, longest = engine.positions.max_tokens, max(change.diff.num_new, change.diff.num_old)
-    if limit is not None:
-        fitting = [
-            p for p in probes if longest + len(p.query_ids) + max(len(p.new_ids), len(p.old_ids), MAX_NEW) <= limit
-        ]
-        if len(fitting) < len(probes):
-            left_out = len(probes) - len(fitting)
-            warnings.append(
-                f"{left_out} of {len(probes)} probes do not fit behind the document ({limit} tokens in all)"
-            )
-        probes = fitting
-    return probes, len(change.diff.spans) - sum(p.kind == "auto" for p in probes)
