@@ -21,6 +21,8 @@ MAX_LEAD = 64
 MAX_ANSWER = 24
 PROBES_FILE = "probes.jsonl"
 FIELDS = ("question", "old", "new", "doc")
+# what a probes file may say besides, for its readers
+REMARKS = ("distance", "edit", "id", "kind", "note")
 
 # each match ends where a sentence, list item, row or block may begin; a run of dots is tried once, at its first
 _BOUNDARY = re.compile(
@@ -138,6 +140,8 @@ def default_probes(corpus: str) -> list[GivenProbe]:
 def load_probes(path: str | Path) -> list[GivenProbe]:
     """Read a probes file: one JSON object a line with `question`, `old`, `new` and, where it is about one, `doc`.
 
+    Remarks (`REMARKS`) are allowed and passed over.
+
     Raises UsageError, which names file, line and field.
     """
     try:
@@ -157,15 +161,16 @@ def _parse(line: str, where: str) -> GivenProbe:
     if not isinstance(fields, dict):
         raise UsageError(f"{where}: expected a JSON object with the fields question, old, new")
     for name in fields:
-        if name not in FIELDS:
-            raise UsageError(f"{where}: unknown field {name!r}; a probe has {', '.join(FIELDS)}")
+        if name not in FIELDS + REMARKS:
+            known = f"{', '.join(FIELDS)} (and, for its readers, {', '.join(REMARKS)})"
+            raise UsageError(f"{where}: unknown field {name!r}; a probe has {known}")
     for name in FIELDS:
         fault = _fault(fields, name)
         if fault:
             raise UsageError(f"{where}: field {name!r} {fault}")
     if fields["old"] == fields["new"]:
         raise UsageError(f"{where}: fields 'old' and 'new' are the same")
-    return GivenProbe(**fields)
+    return GivenProbe(**{name: fields[name] for name in FIELDS if name in fields})
 
 
 def _fault(fields: dict, name: str) -> str | None:

@@ -210,10 +210,11 @@ class _Repair:
 def _warnings(quality: Quality) -> Sequence[str]:
     """What nobody should overlook."""
     said = []
-    old = sum(not p.prefers_new for p in quality.probes)
+    counting = quality.counting
+    old = sum(not p.prefers_new for p in counting)
     if old:
-        said.append(f"on {old} of {len(quality.probes)} probes the repaired cache still prefers the old text")
-    worse = [p for p in quality.probes if p.mr is not None and p.mr < 0]
+        said.append(f"on {old} of {len(counting)} probes the repaired cache still prefers the old text")
+    worse = sum(p.mr is not None and p.mr < 0 for p in counting)
     if worse:
-        said.append(f"on {len(worse)} of {len(quality.probes)} probes the repaired cache is worse than the stale one")
+        said.append(f"on {worse} of {len(counting)} probes the repaired cache is worse than the stale one")
     return said

@@ -47,6 +47,7 @@ class ProbeResult:
     prefers_new: bool
     flip: bool | None
     flip_fresh: bool | None
+    counts: bool  # False: a given probe that this edit does not touch, left out of all summaries
 
 
 @dataclass(frozen=True)
@@ -59,30 +60,36 @@ class Quality:
 
     @property
     def mr_median(self) -> float | None:
-        return metrics.median(p.mr for p in self.probes)
+        return metrics.median(p.mr for p in self.counting)
 
     @property
     def prefers_new_rate(self) -> float | None:
-        return metrics.rate(p.prefers_new for p in self.probes)
+        return metrics.rate(p.prefers_new for p in self.counting)
+
+    @property
+    def counting(self) -> list[ProbeResult]:
+        """The probes that this edit touches."""
+        return [p for p in self.probes if p.counts]
 
     @property
     def kept(self) -> list[ProbeResult]:
-        """The probes that the fresh cache answers rightly."""
-        return [p for p in self.probes if p.margin_fresh is not None and p.margin_fresh > 0]
+        """Of those, the ones that the fresh cache answers rightly."""
+        return [p for p in self.counting if p.margin_fresh is not None and p.margin_fresh > 0]
 
     def to_json(self) -> dict[str, Any]:
         """The `quality` object of the report."""
-        kept = self.kept
+        counting, kept = self.counting, self.kept
         return {
-            "num_probes": len(self.probes),
+            "num_probes": len(counting),
+            "num_untouched": len(self.probes) - len(counting),
             "num_skipped": self.num_skipped,
             "prefers_new_rate": self.prefers_new_rate,
-            "flip_rate": metrics.rate(p.flip for p in self.probes),
-            "flip_rate_fresh": metrics.rate(p.flip_fresh for p in self.probes),
+            "flip_rate": metrics.rate(p.flip for p in counting),
+            "flip_rate_fresh": metrics.rate(p.flip_fresh for p in counting),
             "mr_median": self.mr_median,
-            "mr_mean": metrics.mean(p.mr for p in self.probes),
-            "num_mr": sum(p.mr is not None for p in self.probes),
-            "kl_recovery": metrics.median(p.kl_recovery for p in self.probes),
+            "mr_mean": metrics.mean(p.mr for p in counting),
+            "num_mr": sum(p.mr is not None for p in counting),
+            "kl_recovery": metrics.median(p.kl_recovery for p in counting),
             "num_kept": len(kept),
             "mr_median_kept": metrics.median(p.mr for p in kept),
             "flip_rate_kept": metrics.rate(p.flip for p in kept),
@@ -137,6 +144,7 @@ def judge(
     for n, probe in enumerate(probes):
         margin_stale = stale.margins[n] if stale else None
         margin_fresh = fresh.margins[n] if fresh else None
+        mr = metrics.margin_recovery(margin_stale, repaired.margins[n], margin_fresh, noise)
         results.append(
             ProbeResult(
                 kind=probe.kind,
@@ -146,11 +154,12 @@ def judge(
                 margin_stale=margin_stale,
                 margin_repaired=repaired.margins[n],
                 margin_fresh=margin_fresh,
-                mr=metrics.margin_recovery(margin_stale, repaired.margins[n], margin_fresh, noise),
+                mr=mr,
                 kl_recovery=_kl(n, repaired, stale, fresh),
                 prefers_new=repaired.margins[n] > 0,
                 flip=_flip(n, probe, repaired),
                 flip_fresh=_flip(n, probe, fresh),
+                counts=probe.kind == "auto" or fresh is None or mr is not None,
             )
         )
     return Quality(tuple(results), num_skipped)
