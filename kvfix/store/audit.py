@@ -165,7 +165,7 @@ class Audit:
 
     def _unused(self) -> None:
         """Segments and records that nothing sound refers to: garbage, or all that is left of an entry."""
-        for path in garbage.stored(self._layout):
+        for path in self._try(self._layout.root / "objects", [], garbage.stored, self._layout) or []:
             if path not in self._seen and self._try(path, [], objects.hash_file, path) not in (None, path.stem):
                 self._note(path, "its checksum differs")
 
@@ -175,11 +175,11 @@ class Audit:
         if now is None:
             return self._found
         kept = {(record.corpus, record.doc_id, record.version) for record in now}
-        heads = self._manifest.path.name
+        manifest = self._layout.manifest.name
         return [
             item
             for item in self._found
-            if item.doc is None or item.path == heads or (item.corpus, item.doc, item.version) in kept
+            if item.doc is None or item.path == manifest or (item.corpus, item.doc, item.version) in kept
         ]
 
 

@@ -185,14 +185,29 @@ def open_all(path: Path) -> None:
             store.snapshot(record)
 
 
-def test_a_linked_directory_is_not_written_through(path, tmp_path):
+@pytest.mark.parametrize("which", ["tmp", "objects", "records"])
+def test_a_linked_directory_is_neither_written_nor_cleaned_through(path, tmp_path, which):
     outside = tmp_path / "outside"
-    outside.mkdir()
-    shutil.rmtree(path / "tmp")
-    (path / "tmp").symlink_to(outside)
-    with Store.open(path) as store, pytest.raises(StoreDamagedError, match="symbolic link"):
-        build(store, doc_id="d.md")
-    assert list(outside.iterdir()) == []
+    (outside / "00").mkdir(parents=True)
+    (outside / "00" / f"{'0' * 64}.json").write_text("precious")
+    shutil.rmtree(path / which)
+    (path / which).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    with Store.open(path) as store:
+        with pytest.raises(StoreDamagedError, match="symbolic link"):
+            build(store, doc_id="d.md")
+        with pytest.raises(StoreDamagedError, match="symbolic link"):
+            store.gc(min_age_s=0)
+        assert store.verify() or which == "tmp"
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_gc_believes_the_records_where_the_manifest_has_lost_a_reference(path):
+    with sqlite3.connect(path / "manifest.sqlite") as connection:
+        connection.execute("DELETE FROM segments")
+    with Store.open(path) as store:
+        assert store.gc(min_age_s=0).num_files == 0
+        store.snapshot(store.head("/corpus", "a.md"), check=True)
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
