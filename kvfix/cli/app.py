@@ -1,0 +1,53 @@
+"""The application: its verbs, and `main`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import kvfix
+from kvfix.cli.ask import ask
+from kvfix.cli.boundary import guarded
+from kvfix.cli.build import build
+from kvfix.cli.diff import diff
+from kvfix.cli.edit import edit
+from kvfix.cli.output import Output
+from kvfix.cli.status import status
+
+app = typer.Typer(
+    name="kvfix",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvfix {kvfix.__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="[dim]Example:[/dim] kvfix build docs && kvfix edit docs/refunds.md")
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, metavar="", help="Print the version.")
+    ] = False,
+) -> None:
+    """Keep precomputed KV caches true to their documents: diff, repair, report."""
+
+
+for command in (build, diff, edit, status, ask):
+    command.join(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    out = Output(json="--json" in given)
+    command = typer.main.get_command(app)
+    return guarded(out, lambda: command.main(given, prog_name="kvfix", standalone_mode=False, obj=out))

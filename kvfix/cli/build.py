@@ -1,0 +1,102 @@
+"""kvfix build: prefill and store documents, a line for each and a bar while it lasts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvfix.cli import words
+from kvfix.cli.bar import Bar
+from kvfix.cli.options import ENGINE, WALKING, WRITING, DryRun, Force, Paths
+from kvfix.cli.survey import Line, patterns, require_documents, survey, totals
+from kvfix.cli.verb import Run, verb
+from kvfix.corpus import resolve_corpus
+from kvfix.errors import StoreMissingError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from kvfix.api import KVFix
+
+STYLES = {"built": "green", "planned": "cyan", "unchanged": "dim"}
+SOME_SKIPPED = 3
+
+
+@verb(WALKING, ENGINE, WRITING, example="kvfix build docs --exclude 'drafts/*'")
+def build(run: Run, paths: Paths, force: Force = False, dry_run: DryRun = False) -> int:
+    """Prefill and store every document below the paths.
+
+    Unchanged documents are passed over; those that cannot be read are reported, and the rest is done.
+    """
+    start = time.perf_counter()
+    lines = []
+    for line in _planned(run, paths, force) if dry_run else _built(run, paths, force):
+        lines.append(line)
+        _show(run, line)
+    sums = totals(lines)
+    seconds = time.perf_counter() - start
+    documents = [line.to_json() for line in lines]
+    run.out.document({"schema": "kvfix.build/1", "documents": documents, "totals": sums | {"total_ms": seconds * 1e3}})
+    run.out.show(_summary(lines, seconds))
+    return SOME_SKIPPED if sums["skipped"] else 0
+
+
+def _planned(run: Run, paths: Sequence[Path], force: bool) -> Iterator[Line]:
+    """What would be done; a store that is not there yet stays away."""
+    try:
+        with run.open(read_only=True) as kv:
+            yield from survey(kv.store, run.settings, paths, force)
+    except StoreMissingError:
+        yield from survey(None, run.settings, paths, force)
+
+
+def _built(run: Run, paths: Sequence[Path], force: bool) -> Iterator[Line]:
+    # every path is looked at before the first model is loaded
+    require_documents(run.settings, paths)
+    with run.open(create=True) as kv, run.writing(kv, "build"), Bar(run.out) as bar:
+        if run.out.draws:
+            bar.expect(survey(kv.store, run.settings, paths, force))
+        for path in paths:
+            for line in _built_below(run, kv, path, force, bar):
+                bar.done(line)
+                yield line
+
+
+def _built_below(run: Run, kv: KVFix, path: Path, force: bool, bar: Bar) -> Iterator[Line]:
+    corpus = resolve_corpus(path, kv.store.corpora())
+    # closed at once when we are interrupted, so that what is being written is finished before the lock goes
+    with closing(kv.build(path, **patterns(run.settings), force=force, progress=bar.advance)) as results:  # type: ignore[type-var]
+        for built in results:
+            yield Line(corpus, built.doc_id, built.outcome, built.reason, built.record, built.timing_ms)
+
+
+def _show(run: Run, line: Line) -> None:
+    name = words.visible(line.doc_id)
+    if line.outcome == "skipped":
+        run.out.complain(f"skipped  {name}: {words.visible(line.reason or '')}")
+    elif run.out.speaks and line.outcome != "unchanged":
+        run.out.show(_text(line, name))
+
+
+def _text(line: Line, name: str) -> Text:
+    from rich.text import Text
+
+    text = Text(f"{line.outcome:<7}  ", STYLES[line.outcome], no_wrap=True)
+    if line.record is None:
+        return text.append(f"{line.reason:<7}  {name}", "default")
+    size, time_taken = words.size(line.record.stored_bytes), words.duration(sum(line.timing_ms.values()))
+    return text.append(f"{line.record.num_tokens:>9,} tokens  {size:>8}  {time_taken:>8}  {name}", "default")
+
+
+def _summary(lines: Sequence[Line], seconds: float) -> str:
+    sums = totals(lines)
+    said = ", ".join(f"{sums[name]:,} {name}" for name in ("planned", "built", "unchanged", "skipped") if sums[name])
+    built = [line.record for line in lines if line.outcome == "built" and line.record]
+    if not built:
+        return said
+    tokens, stored = sum(r.num_tokens for r in built), sum(r.stored_bytes for r in built)
+    speed = f"{tokens / seconds:,.0f} tokens/s"
+    return f"{said}: {tokens:,} tokens in {words.duration(seconds * 1e3)} ({speed}), {words.size(stored)} stored"

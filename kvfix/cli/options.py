@@ -1,0 +1,155 @@
+"""Every option, declared once. What is not given is None: settings fill it in, and the defaults shown are theirs."""
+
+from __future__ import annotations
+
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from kvfix.config import ON_LOW, STRATEGIES, Settings
+
+REPAIR = "What to recompute"
+CHECKS = "What to check"
+DOCUMENTS = "Which documents"
+MODEL = "Model"
+COMMON = "Store and output"
+
+
+def option(name: str, text: str, panel: str, *, default: object = None, metavar: str | None = None) -> Any:
+    """An option's declaration; the default stands in the text, for the option's own is always None."""
+    shown = f"{text} [dim]\\[default: {default}][/dim]" if default is not None else text
+    return typer.Option(name, help=shown, rich_help_panel=panel, metavar=metavar, show_default=False)
+
+
+def flag(name: str, text: str, panel: str) -> Any:
+    """A switch that is off unless given."""
+    return typer.Option(name, help=text, rich_help_panel=panel, metavar="", show_default=False)
+
+
+def argument(metavar: str, text: str) -> Any:
+    return typer.Argument(help=text, metavar=metavar, show_default=False)
+
+
+Paths = Annotated[list[Path], argument("PATH...", "Directories to walk, or single files.")]
+Doc = Annotated[str, argument("DOC", "A document: its path, or its name in the store.")]
+Below = Annotated[Path | None, argument("\\[PATH]", "Only the documents below this path.")]
+Question = Annotated[str, argument("QUESTION", "Put verbatim if it begins with a space, else into the template.")]
+
+Include = Annotated[
+    list[str] | None,
+    option("--include", "Patterns of names to take; may be repeated.", DOCUMENTS, default=" ".join(Settings.include)),
+]
+Exclude = Annotated[list[str] | None, option("--exclude", "Patterns of names or paths to leave out.", DOCUMENTS)]
+Force = Annotated[bool, flag("--force", "Also what is unchanged, and what another model built.", DOCUMENTS)]
+OfDoc = Annotated[str, option("--doc", "The document to answer from: its path, or its name.", DOCUMENTS, metavar="DOC")]
+StaleOk = Annotated[bool, flag("--stale-ok", "Answer though the file has changed or is gone.", DOCUMENTS)]
+TextFrom = Annotated[
+    str | None,
+    option("--text", "Take the new text from this file, - for standard input.", DOCUMENTS, metavar="FILE|-"),
+]
+
+Selector = Annotated[
+    str | None,
+    option("--selector", "Which rows behind the edit.", REPAIR, default=Settings.selector, metavar="NAME"),
+]
+K = Annotated[int | None, option("--k", "Rows per edited span.", REPAIR, default=Settings.k, metavar="ROWS")]
+BudgetRows = Annotated[int | None, option("--budget", "At most so many rows in all.", REPAIR, metavar="ROWS")]
+Seed = Annotated[int | None, option("--seed", "For selectors that draw.", REPAIR, default=Settings.seed, metavar="N")]
+Strategy = Annotated[
+    str | None,
+    option(
+        "--strategy",
+        f"{', '.join(STRATEGIES)}: re-prefill where that is no dearer, or one of them.",
+        REPAIR,
+        default=Settings.strategy,
+        metavar="NAME",
+    ),
+]
+
+ProbesFile = Annotated[
+    Path | None,
+    option("--probes", "Questions to ask, one JSON object a line.", CHECKS, default="probes.jsonl", metavar="FILE"),
+]
+NoVerify = Annotated[bool, flag("--no-verify", "Leave out the fresh prefill that the repair is compared with.", CHECKS)]
+Measure = Annotated[bool, flag("--measure", "Time repair, suffix and full prefill several times over.", CHECKS)]
+MinMr = Annotated[float | None, option("--min-mr", "Lowest median margin recovery.", CHECKS, metavar="X")]
+OnLow = Annotated[
+    str | None,
+    option("--on-low", f"Below it: {', '.join(ON_LOW)}.", CHECKS, default=Settings.on_low, metavar="WHAT"),
+]
+
+Compare = Annotated[bool, flag("--compare", "Answers of the previous, the current and a fresh cache.", CHECKS)]
+MaxNew = Annotated[int, option("--max-new", "Longest answer.", CHECKS, default=64, metavar="TOKENS")]
+Deep = Annotated[bool, flag("--deep", "Also compare caches with a fresh prefill.", CHECKS)]
+Sample = Annotated[int, option("--sample", "How many of them.", CHECKS, default=5, metavar="N")]
+MinAge = Annotated[
+    str, option("--min-age", "Leave files younger than this: 90s, 10m, 1h, 2d.", CHECKS, default="1h", metavar="TIME")
+]
+
+Store = Annotated[
+    str | None, option("--store", "The store, or KVFIX_STORE.", COMMON, default=Settings.store, metavar="DIR")
+]
+LockTimeout = Annotated[
+    float | None,
+    option(
+        "--lock-timeout", "Wait for another writer.", COMMON, default=f"{Settings.lock_timeout:g}", metavar="SECONDS"
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, option("--config", "Settings.", COMMON, default="kvfix.toml, found upward", metavar="FILE")
+]
+DryRun = Annotated[bool, flag("--dry-run", "Say what would be done and do nothing.", COMMON)]
+Json = Annotated[bool, flag("--json", "One JSON document on standard output.", COMMON)]
+Quiet = Annotated[bool, flag("--quiet", "Print nothing on success.", COMMON)]
+
+Model = Annotated[
+    str | None,
+    option(
+        "--model",
+        "Folder, .gguf file or hub name, or KVFIX_MODEL.",
+        MODEL,
+        default="the demo model",
+        metavar="NAME|DIR|FILE",
+    ),
+]
+Device = Annotated[
+    str | None, option("--device", "auto, cpu or cuda:N.", MODEL, default=Settings.device, metavar="NAME")
+]
+Dtype = Annotated[
+    str | None,
+    option("--dtype", "auto, float32, bfloat16, float16.", MODEL, default=Settings.dtype, metavar="NAME"),
+]
+Template = Annotated[
+    str | None,
+    option(
+        "--template",
+        "plain, auto, or text with {document} and {question}.",
+        MODEL,
+        default=Settings.template,
+        metavar="TEXT",
+    ),
+]
+
+# groups of options that several verbs share, by the name of the setting
+READING = {"store": Store, "config": ConfigFile, "json": Json, "quiet": Quiet}
+WRITING = {"store": Store, "lock_timeout": LockTimeout, "config": ConfigFile, "json": Json, "quiet": Quiet}
+ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template}
+PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "strategy": Strategy}
+QUALITY = {"min_mr": MinMr, "on_low": OnLow}
+WALKING = {"include": Include, "exclude": Exclude}
+
+
+def parameters(group: dict[str, Any]) -> list[Parameter]:
+    """The group as parameters of a command: switches off, everything else not given."""
+    return [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=False if get_args(kind)[0] is bool else None, annotation=kind)
+        for name, kind in group.items()
+    ]
+
+
+def place(parameter: Parameter) -> int:
+    """Where a parameter stands in the help: arguments first, then panel by panel."""
+    panels = (None, DOCUMENTS, REPAIR, CHECKS, MODEL, COMMON)
+    return panels.index(parameter.annotation.__metadata__[0].rich_help_panel)

@@ -1,0 +1,136 @@
+"""All printing: tables and notes for people on stderr, data on stdout, one JSON document where one is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+WIDE = 160  # columns where no terminal sets them
+
+
+class Output:
+    """What one command prints, and how: for people, quietly, or as JSON."""
+
+    def __init__(self, json: bool = False, quiet: bool = False) -> None:
+        self.json = json
+        self.quiet = quiet
+        self._documents = 0
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+
+    # ---- for people
+
+    @property
+    def speaks(self) -> bool:
+        """Whether tables and notes are wanted."""
+        return not (self.json or self.quiet)
+
+    @property
+    def draws(self) -> bool:
+        """Whether bars are."""
+        return self.speaks and sys.stderr.isatty()
+
+    @cached_property
+    def people(self) -> Console:
+        """Standard error."""
+        return console(sys.stderr)
+
+    def show(self, *parts: RenderableType) -> None:
+        """Print tables and lines."""
+        if self.speaks:
+            for part in parts:
+                self.people.print(part)
+
+    def note(self, line: str) -> None:
+        """Say in passing what is going on."""
+        if self.speaks:
+            self.people.print(line, style="dim", soft_wrap=True)
+
+    def warn(self, line: str) -> None:
+        """Say what nobody should overlook."""
+        if self.speaks:
+            self.people.print(f"warning: {line}", style="yellow", soft_wrap=True)
+
+    def complain(self, line: str) -> None:
+        """Say what went wrong, also where only success is quiet."""
+        if not self.json:
+            self.people.print(line, style="red", soft_wrap=True)
+
+    # ---- data
+
+    def answer(self, text: str) -> None:
+        """Print what was asked for, plainly."""
+        if not self.json:
+            print(text)
+
+    def document(self, body: dict[str, Any]) -> None:
+        """Print the command's JSON document, where one is asked for."""
+        if self.json:
+            from kvfix.store.jsonfile import plain
+
+            self._print_json(_rounded(plain(body)))
+
+    def _print_json(self, body: dict[str, Any]) -> None:
+        self._documents += 1
+        unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json.dumps(body, ensure_ascii=not unicode, allow_nan=False))
+
+    # ---- the end
+
+    def fail(self, code: str, message: str, exit_code: int) -> int:
+        """Print the one message of a failure and return its exit code."""
+        if self.json:
+            error = {"code": code, "message": message, "exit_code": exit_code}
+            if not self._documents:
+                self._print_json({"schema": "kvfix.error/1", "error": error})
+        else:
+            self.complain(f"error: {message}")
+        return exit_code
+
+    def hang_up(self) -> None:
+        """Nobody reads standard output any more: let the interpreter's last flush go nowhere."""
+        _to_nowhere(sys.stdout)
+
+
+def console(stream: TextIO) -> Console:
+    """A console without markup; no colour where NO_COLOR is set, room enough where no terminal limits it."""
+    from rich.console import Console
+
+    class Steady(Console):
+        """Goes silent, instead of ending the process, when nobody reads on."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            _to_nowhere(stream)
+
+    fixed = stream.isatty() or os.environ.get("COLUMNS")
+    return Steady(
+        file=stream,
+        width=None if fixed else WIDE,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _rounded(value: Any, is_ms: bool = False) -> Any:
+    """Milliseconds to three decimals: what stands, at any depth, under a name with `_ms`."""
+    if isinstance(value, dict):
+        return {name: _rounded(item, is_ms or name.endswith("_ms")) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item, is_ms) for item in value]
+    return round(value, 3) if is_ms and isinstance(value, float) else value

@@ -1,0 +1,99 @@
+"""Turns a verb's story into a command: shared options in, settings and output ready, one exit code out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from kvfix.cli.options import parameters, place
+from kvfix.cli.output import Output
+from kvfix.config import Settings, find_config, load_settings
+
+if TYPE_CHECKING:
+    from kvfix.api import KVFix
+
+Story = Callable[..., int | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of a verb: its settings and its output."""
+
+    settings: Settings
+    out: Output
+
+    @contextmanager
+    def open(self, *, create: bool = False, read_only: bool = False) -> Iterator[KVFix]:
+        """The store; the model is opened when it is first needed, and said to be the demo model where it is."""
+        from kvfix.api import KVFix
+
+        with KVFix.open(self.settings.store, create=create, read_only=read_only) as kv:
+            yield KVFix(kv.store, self.engine)
+
+    def engine(self) -> Any:
+        """The model, its tokenizer loaded."""
+        from kvfix.engine import Engine
+        from kvfix.engine.locate import DEMO_NAME
+
+        given = self.settings
+        if given.model is None:
+            self.out.note(f"no --model given: using the demo model, {DEMO_NAME}")
+        return Engine.open(
+            given.model, device=given.device, dtype=given.dtype, template=given.template, notify=self.out.note
+        )
+
+    def writing(self, kv: KVFix, name: str, unless: bool = False) -> AbstractContextManager[None]:
+        """Hold the store's writer lock, unless nothing will be written."""
+        return nullcontext() if unless else kv.store.writing(name, self.settings.lock_timeout)
+
+
+class Command(NamedTuple):
+    """What typer is given of a verb."""
+
+    name: str
+    call: Callable[..., int]
+    example: str
+
+    def join(self, app: typer.Typer) -> None:
+        """Make it a command of an application."""
+        app.command(self.name, epilog=f"[dim]Example:[/dim] {self.example}")(self.call)
+
+
+def verb(*groups: dict[str, Any], example: str) -> Callable[[Story], Command]:
+    """Make a command of a story `(run, own arguments) -> exit code`, with the options of `groups` besides its own."""
+
+    def command_of(story: Story) -> Command:
+        own = list(inspect.signature(story, eval_str=True).parameters.values())[1:]
+        shared = [parameter for group in groups for parameter in parameters(group)]
+
+        def call(ctx: typer.Context, **given: Any) -> int:
+            out: Output = ctx.obj
+            out.json, out.quiet = given.pop("json"), given.pop("quiet")
+            mine = {parameter.name: given.pop(parameter.name) for parameter in own}
+            config = given.pop("config") or _config_near(mine)
+            return story(Run(load_settings(given, config_file=config), out), **mine) or 0
+
+        # typer reads the signature: the story's own parameters, then the shared ones
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        ordered = sorted([*keyword, *shared], key=place)
+        call.__signature__ = inspect.Signature([context, *ordered])  # type: ignore[attr-defined]
+        call.__annotations__ = {}
+        call.__doc__ = story.__doc__
+        return Command(story.__name__, call, example)
+
+    return command_of
+
+
+def _config_near(mine: dict[str, Any]) -> Path | None:
+    """The kvfix.toml above the corpus that the command names, else above the working directory."""
+    named = [*(mine.get("paths") or ()), mine.get("path"), mine.get("doc")]
+    starts = [Path(each) for each in named if each is not None and Path(each).exists()]
+    found = (find_config(start) for start in [*starts, Path()])
+    return next((config for config in found if config is not None), None)
