@@ -129,11 +129,12 @@ class Committer:
         draft = records.draft(document, token_ids, proposal.debt, proposal.report)
         head = self._manifest.head(document.corpus, document.doc_id)
         check_expected(head, Change(draft, (), expect))
-        if expect and proposal.replaces:
+        if expect is None:
+            number, parent = self._manifest.next_version(document.corpus, document.doc_id), None
+        elif proposal.replaces:
             number, parent = expect.version, expect.parent
         else:
-            number = self._manifest.next_version(document.corpus, document.doc_id)
-            parent = expect.record_id if expect else None
+            number, parent = expect.version + 1, expect.record_id
         key = proposal.key
         return replace(draft, version=number, parent=parent, model=key.fingerprint, num_prefix=len(key.prefix))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 100_000_000
 CHUNK_BYTES = 1 << 20
 HEADER_ROOM_BYTES = 4096
+SMALL_BYTES = 16 << 20
 OS_ERROR = re.compile(r"os error (\d+)")
 
 
@@ -53,10 +54,18 @@ def _written(
         with files.while_writing(new):
             _serialise(tensors, new)
             files.sync_file(new)
-        with ThreadPoolExecutor(2) as pool:
-            name = pool.submit(hash_file, new)
-            checksums = pool.submit(checksums_of, tensors)
-        yield new, SegmentRef(name.result(), kind, new.stat().st_size, num_rows, checksums.result())
+        size = new.stat().st_size
+        name, checksums = _hashes(new, tensors, size)
+        yield new, SegmentRef(name, kind, size, num_rows, checksums)
+
+
+def _hashes(path: Path, tensors: dict[str, torch.Tensor], size: int) -> tuple[str, dict[str, str]]:
+    """The checksum of the file and those of its tensors, at once where that is worth a thread."""
+    if size < SMALL_BYTES:
+        return hash_file(path), checksums_of(tensors)
+    with ThreadPoolExecutor(1) as pool:
+        checksums = pool.submit(checksums_of, tensors)
+        return hash_file(path), checksums.result()
 
 
 def _serialise(tensors: dict[str, torch.Tensor], path: Path) -> None:

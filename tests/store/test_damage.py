@@ -134,6 +134,27 @@ def test_a_broken_file_is_named_and_others_are_unaffected(path, which, kind):
         assert len(store.documents()) == 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("truncated", "bytes instead of"),
+        ("longer", "bytes instead of"),
+        ("empty", "it has 0 bytes instead of"),
+        ("huge header", f"its header claims {1 << 63} bytes"),
+        ("header beyond the end", "its header claims 10000 bytes"),
+        ("missing", "it is missing, and c.md needs it"),
+        ("a directory", "it is not a file"),
+    ],
+)
+def test_what_is_wrong_with_a_segment_is_said(path, kind, words):
+    with Store.open(path) as store:
+        record = store.head("/corpus", "c.md")
+        name = store.detail(record).segments[0].name
+        DAMAGE[kind](path / "objects" / name[:2] / f"{name}.safetensors")
+        with pytest.raises(StoreDamagedError, match=words):
+            store.snapshot(record)
+
+
 def test_a_new_base_mends_a_document_and_a_damaged_file_of_the_same_content(path):
     with Store.open(path) as store:
         base = store.detail(store.version("/corpus", "c.md", 1)).segments[0]
