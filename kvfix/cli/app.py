@@ -10,12 +10,16 @@ import typer
 
 import kvfix
 from kvfix.cli.ask import ask
+from kvfix.cli.bench import bench
 from kvfix.cli.boundary import guarded
 from kvfix.cli.build import build
 from kvfix.cli.diff import diff
+from kvfix.cli.doctor import doctor
 from kvfix.cli.edit import edit
+from kvfix.cli.gc import gc
 from kvfix.cli.output import Output
 from kvfix.cli.status import status
+from kvfix.cli.verify import verify
 
 app = typer.Typer(
     name="kvfix",
@@ -41,8 +45,9 @@ def _root(
     """Keep precomputed KV caches true to their documents: diff, repair, report."""
 
 
-for command in (build, diff, edit, status, ask):
+for command in (build, diff, edit, status, ask, verify, gc, doctor):
     command.join(app)
+app.add_typer(bench, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,12 +30,11 @@ def ask(
     """
     if not question.strip():
         raise UsageError("the question is empty")
-    if max_new < 1:
-        raise UsageError(f"--max-new {max_new}: expected a whole number, 1 or more")
     with run.open(read_only=True) as kv:
         record = kv.record(doc)
         state = _admitted(record, stale_ok)
-        answers = _answers(kv, record, question, state, compare, max_new)
+        with run.out.working("loading the model"):
+            answers = _answers(kv, record, question, state, compare, max_new)
         run.out.document(
             {
                 "schema": "kvfix.ask/1",

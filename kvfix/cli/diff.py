@@ -20,7 +20,8 @@ def diff(run: Run, doc: Doc, text: TextFrom = None) -> None:
     options = planning(run.settings, dry_run=True)
     new_text = None if text is None else read_text(text)
     with run.open(read_only=True) as kv:
-        report = kv.repair(doc, options, new_text)
+        with run.out.working("loading the tokenizer"):
+            report = kv.repair(doc, options, new_text)
         run.out.document(_to_json(report))
         if run.out.speaks:
             run.out.show(*diff_lines(report))

@@ -53,7 +53,8 @@ def edit(
     with run.open(read_only=dry_run) as kv, run.writing(kv, "edit", unless=dry_run):
         if probes is None:
             options = replace(options, probes=tuple(default_probes(kv.record(doc).corpus)))
-        report = kv.repair(doc, options, new_text, run.out.note)
+        with run.out.working("loading the model") as say:
+            report = kv.repair(doc, options, new_text, say)
     run.out.document(report.to_json())
     if run.out.speaks:
         run.out.show(*report_lines(report))

@@ -17,10 +17,12 @@ MODEL = "Model"
 COMMON = "Store and output"
 
 
-def option(name: str, text: str, panel: str, *, default: object = None, metavar: str | None = None) -> Any:
-    """An option's declaration; the default stands in the text, for the option's own is always None."""
+def option(
+    name: str, text: str, panel: str, *, default: object = None, metavar: str | None = None, least: int | None = None
+) -> Any:
+    """An option's declaration; the default stands in the text, for that of a setting is decided later."""
     shown = f"{text} [dim]\\[default: {default}][/dim]" if default is not None else text
-    return typer.Option(name, help=shown, rich_help_panel=panel, metavar=metavar, show_default=False)
+    return typer.Option(name, help=shown, rich_help_panel=panel, metavar=metavar, show_default=False, min=least)
 
 
 def flag(name: str, text: str, panel: str) -> Any:
@@ -81,9 +83,9 @@ OnLow = Annotated[
 ]
 
 Compare = Annotated[bool, flag("--compare", "Answers of the previous, the current and a fresh cache.", CHECKS)]
-MaxNew = Annotated[int, option("--max-new", "Longest answer.", CHECKS, default=64, metavar="TOKENS")]
+MaxNew = Annotated[int, option("--max-new", "Longest answer.", CHECKS, default=64, metavar="TOKENS", least=1)]
 Deep = Annotated[bool, flag("--deep", "Also compare caches with a fresh prefill.", CHECKS)]
-Sample = Annotated[int, option("--sample", "How many of them.", CHECKS, default=5, metavar="N")]
+Sample = Annotated[int, option("--sample", "How many of them.", CHECKS, default=5, metavar="N", least=1)]
 MinAge = Annotated[
     str, option("--min-age", "Leave files younger than this: 90s, 10m, 1h, 2d.", CHECKS, default="1h", metavar="TIME")
 ]
@@ -132,9 +134,20 @@ Template = Annotated[
     ),
 ]
 
+Contexts = Annotated[str, option("--context", "Lengths of the text.", REPAIR, default="4096", metavar="TOKENS,...")]
+Ks = Annotated[str, option("--k", "Rows per edited span.", REPAIR, default="32", metavar="ROWS,...")]
+Spans = Annotated[str, option("--span", "Lengths of the edit.", REPAIR, default="1", metavar="TOKENS,...")]
+EditAt = Annotated[
+    float, option("--edit-at", "Where it is, as a fraction of the text.", REPAIR, default=0.33, metavar="X")
+]
+Rounds = Annotated[
+    int, option("--rounds", "Timed rounds after one to warm up.", REPAIR, default=5, metavar="N", least=1)
+]
+
 # groups of options that several verbs share, by the name of the setting
-READING = {"store": Store, "config": ConfigFile, "json": Json, "quiet": Quiet}
-WRITING = {"store": Store, "lock_timeout": LockTimeout, "config": ConfigFile, "json": Json, "quiet": Quiet}
+PRINTING = {"config": ConfigFile, "json": Json, "quiet": Quiet}
+READING = {"store": Store, **PRINTING}
+WRITING = {"store": Store, "lock_timeout": LockTimeout, **PRINTING}
 ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template}
 PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "strategy": Strategy}
 QUALITY = {"min_mr": MinMr, "on_low": OnLow}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -62,6 +64,15 @@ class Output:
         """Say what went wrong, also where only success is quiet."""
         if not self.json:
             self.people.print(line, style="red", soft_wrap=True)
+
+    @contextmanager
+    def working(self, line: str) -> Iterator[Callable[[str], None]]:
+        """A line, and what it may be changed to, that says what is going on; on a terminal only."""
+        if not self.draws:
+            yield lambda line: None
+            return
+        with self.people.status(line, spinner="line", spinner_style="dim") as status:
+            yield status.update
 
     # ---- data
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+
+from kvfix.errors import UsageError
 
 NONE = "-"
 _SIGNS = {"\n": "↵", "\t": "⇥", "\r": "␍"}
@@ -80,3 +83,11 @@ def middle(text: str, most: int) -> str:
     """At most `most` characters, the middle left out."""
     left = (most - 1) // 2
     return text if len(text) <= most else f"{text[: most - 1 - left]}…{text[-left:]}"
+
+
+def seconds(text: str, option: str) -> float:
+    """What `90s`, `10m`, `1h`, `2d` or a bare number of seconds amounts to. Raises `UsageError`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not found:
+        raise UsageError(f"{option} {text}: expected a time like 90s, 10m, 1h or 2d")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
