@@ -155,10 +155,11 @@ def deviation(one: KVCache, other: KVCache, rows: slice | np.ndarray = slice(Non
     for layer in range(one.num_layers):
         for mine, theirs in zip(one.layer(layer), other.layer(layer), strict=True):
             mine, theirs = mine[:, rows].float(), theirs[:, rows].float()
-            scale = max(1.0, float(theirs.abs().max()))
-            worst = max(worst, float((mine - theirs).abs().max()) / scale)
-            if not torch.isfinite(mine).all():
+            difference = (mine - theirs).abs().max()
+            # NaN, or an infinity on either side; `max` would pass over it
+            if not torch.isfinite(difference):
                 return float("nan")
+            worst = max(worst, float(difference) / max(1.0, float(theirs.abs().max())))
     return worst
 
 
