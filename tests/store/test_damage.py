@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvfix.errors import StoreDamagedError
-from kvfix.store import Store
+from kvfix.store import Store, records
 from tests.store.helpers import KEY, build, edit
 
 
@@ -175,6 +176,22 @@ def test_a_row_that_differs_from_its_record_is_found(path):
     assert set(found) == {("a.md", 2), ("b.md", 2), ("c.md", 7)}
     assert "stale_rows" in found["a.md", 2]
     assert "segments" in found["b.md", 2]
+
+
+@pytest.mark.parametrize("changes", [{"text_sha256": "0" * 64}, {"token_sha256": "0" * 64}, {"num_tokens": 19}])
+def test_segments_that_compose_to_another_document_than_recorded_are_refused(path, changes):
+    with Store.open(path) as store:
+        detail = store.detail(store.head("/corpus", "c.md"))
+        forged, content = records.encode(replace(detail, record=replace(detail.record, written_bytes=0, **changes)))
+        file = path / "records" / forged.record_id[:2] / f"{forged.record_id}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+        with sqlite3.connect(path / "manifest.sqlite") as connection:
+            for name, value in {"record_id": forged.record_id, "written_bytes": len(content), **changes}.items():
+                connection.execute(f"UPDATE versions SET {name} = ? WHERE doc_id = 'c.md' AND version = 2", (value,))
+        with pytest.raises(StoreDamagedError, match="not those of version 2"):
+            store.snapshot(store.head("/corpus", "c.md"))
+        assert {(item.doc, item.version) for item in store.verify()} == {("c.md", 2)}
 
 
 def test_names_in_the_manifest_cannot_lead_out_of_the_store(path):
