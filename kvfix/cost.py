@@ -21,6 +21,8 @@ class Cost:
     @property
     def cheaper(self) -> tuple[str, str | None]:
         """The strategy to take, and why when it is not the repair."""
+        if self.suffix == 0:
+            return "repair", None
         if self.repair >= self.suffix:
             return self._exact(), f"the repair would recompute every row after the edit ({self.suffix} rows)"
         if self.suffix <= WORTH_EXACT * self.repair:

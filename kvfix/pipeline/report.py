@@ -53,6 +53,8 @@ class EditReport:
         """Ratios to re-prefilling; medians where they were measured."""
         ms = self.clock.ms
         full, persist, total = ms.get("full_prefill"), ms.get("full_persist"), self.timing_ms()["total"]
+        if self.plan is None or len(self.plan.positions) == 0:
+            return {"compute_vs_full": None, "compute_vs_suffix": None, "end_to_end_vs_full": None}
         compute = sum(ms.get(step, 0.0) for step in COMPUTE)
         if self.measured:
             vs_full = self.measured["speedup_full"]["median"]
