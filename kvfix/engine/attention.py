@@ -103,7 +103,8 @@ def attention(
             )
         )
         start = end
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
+    # contiguous, as transformers' own functions leave it: some models take a view of it
+    return (outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs))[None], None
 
 
 def refuse_unknown(kwargs: dict[str, object]) -> None:

@@ -28,6 +28,8 @@ ten years in the dry room above the boat house, in the order of their numbers.""
 GATE_TOKENS = 144
 FP32_TOLERANCE = 1e-4
 HALF_TOLERANCE = 2.0**-6
+# what architectures raise that keep another kind of state, or take other arguments
+FORWARD_FAULTS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -51,8 +53,15 @@ def run_gate(engine: Engine) -> dict[str, Any]:
     """
     refuse_by_config(engine)
     ids = _gate_ids(engine)
-    noise = _noise(engine, ids)
-    figures = _compare(engine, ids)
+    try:
+        noise, figures = _noise(engine, ids), _compare(engine, ids)
+    except torch.OutOfMemoryError:
+        raise
+    except FORWARD_FAULTS as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise UnsupportedModelError(
+            f"{engine.name}: kvfix cannot run its forward pass ({type(error).__name__}: {first})"
+        ) from error
     tolerance = FP32_TOLERANCE if engine.dtype == torch.float32 else max(HALF_TOLERANCE, 4 * noise["rows"])
     # NaN compares false
     failed = [name for name, value in vars(figures).items() if not value <= tolerance]
