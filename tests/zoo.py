@@ -23,9 +23,7 @@ def rope(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
 
 
-LLAMA3 = rope(
-    "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
-)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=128)
 LONG = rope(
     "longrope",
@@ -49,11 +47,18 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": 40, "query_pre_attn_scalar": 16}),
     "gemma3": (
         "gemma3_text",
-        {"head_dim": 16, "sliding_window": 40, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        {
+            "head_dim": 16,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
     ),
     "phi3-partial": ("phi3", {**rope("default", partial_rotary_factor=0.5), "partial_rotary_factor": 0.5}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
-    "cohere2": ("cohere2", {"sliding_window": 40, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
+    "cohere2": (
+        "cohere2",
+        {"sliding_window": 40, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    ),
     "granite": ("granite", {"attention_multiplier": 0.25, "logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "olmo2": ("olmo2", {}),
     "gpt-oss": (
