@@ -137,7 +137,8 @@ class KVFix:
         from kvfix.pipeline.edit import edit
 
         record = self.record(doc)
-        return edit(self.engine, self.store, record, self.document(record, text), options, notify)
+        document = self.document(record, text)
+        return edit(self.engine, self.store, record, document, options, notify)
 
     def load(self, doc: str | Path, room: int = 512) -> KVCache:
         """The document's cache `[L, H, N + room, D]`, a fresh copy with every key at its position."""

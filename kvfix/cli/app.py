@@ -17,7 +17,7 @@ from kvfix.cli.diff import diff
 from kvfix.cli.doctor import doctor
 from kvfix.cli.edit import edit
 from kvfix.cli.gc import gc
-from kvfix.cli.output import Output
+from kvfix.cli.output import Output, prepare_streams
 from kvfix.cli.status import status
 from kvfix.cli.verify import verify
 
@@ -26,7 +26,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # without a default, typer would import pydantic to make a truth value of a --help that was not given
+    context_settings={"help_option_names": ["-h", "--help"], "default_map": {"help": False}},
 )
 
 
@@ -53,6 +54,7 @@ app.add_typer(bench, name="bench")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    prepare_streams()
     out = Output(json="--json" in given)
     command = typer.main.get_command(app)
     return guarded(out, lambda: command.main(given, prog_name="kvfix", standalone_mode=False, obj=out))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,10 +29,15 @@ class Interrupted(BaseException):
 
 def guarded(out: Output, command: Callable[[], Any]) -> int:
     """Run a command; its exit code. Nothing is raised."""
+    code = _guarded(out, command)
+    out.flush()
+    return code
+
+
+def _guarded(out: Output, command: Callable[[], Any]) -> int:
     try:
         with _interruptible():
             code = command()
-            sys.stdout.flush()
     except CommandLineError as error:
         return _usage(out, error)
     except KVFixError as error:
@@ -42,7 +46,8 @@ def guarded(out: Output, command: Callable[[], Any]) -> int:
         return out.fail("interrupted", str(error) or "interrupted", getattr(error, "exit_code", 130))
     except typer.Abort:
         return out.fail("interrupted", "interrupted", 130)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
+        # typer and rich end the process when nobody reads standard output any more
         out.hang_up()
         return 0
     except Exception as error:

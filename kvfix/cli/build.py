@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,9 +33,11 @@ def build(run: Run, paths: Paths, force: Force = False, dry_run: DryRun = False)
     """
     start = time.perf_counter()
     lines = []
-    for line in _planned(run, paths, force) if dry_run else _built(run, paths, force):
-        lines.append(line)
-        _show(run, line)
+    # closed at once when we are interrupted: what is being written is finished before the lock goes
+    with closing((_planned if dry_run else _built)(run, paths, force)) as done:
+        for line in done:
+            lines.append(line)
+            _show(run, line)
     sums = totals(lines)
     seconds = time.perf_counter() - start
     documents = [line.to_json() for line in lines]
@@ -44,7 +46,7 @@ def build(run: Run, paths: Paths, force: Force = False, dry_run: DryRun = False)
     return SOME_SKIPPED if sums["skipped"] else 0
 
 
-def _planned(run: Run, paths: Sequence[Path], force: bool) -> Iterator[Line]:
+def _planned(run: Run, paths: Sequence[Path], force: bool) -> Generator[Line]:
     """What would be done; a store that is not there yet stays away."""
     try:
         with run.open(read_only=True) as kv:
@@ -53,7 +55,7 @@ def _planned(run: Run, paths: Sequence[Path], force: bool) -> Iterator[Line]:
         yield from survey(None, run.settings, paths, force)
 
 
-def _built(run: Run, paths: Sequence[Path], force: bool) -> Iterator[Line]:
+def _built(run: Run, paths: Sequence[Path], force: bool) -> Generator[Line]:
     # every path is looked at before the first model is loaded
     require_documents(run.settings, paths)
     with run.open(create=True) as kv, run.writing(kv, "build"), Bar(run.out) as bar:
@@ -65,9 +67,8 @@ def _built(run: Run, paths: Sequence[Path], force: bool) -> Iterator[Line]:
                 yield line
 
 
-def _built_below(run: Run, kv: KVFix, path: Path, force: bool, bar: Bar) -> Iterator[Line]:
+def _built_below(run: Run, kv: KVFix, path: Path, force: bool, bar: Bar) -> Generator[Line]:
     corpus = resolve_corpus(path, kv.store.corpora())
-    # closed at once when we are interrupted, so that what is being written is finished before the lock goes
     with closing(kv.build(path, **patterns(run.settings), force=force, progress=bar.advance)) as results:  # type: ignore[type-var]
         for built in results:
             yield Line(corpus, built.doc_id, built.outcome, built.reason, built.record, built.timing_ms)
@@ -76,7 +77,7 @@ def _built_below(run: Run, kv: KVFix, path: Path, force: bool, bar: Bar) -> Iter
 def _show(run: Run, line: Line) -> None:
     name = words.visible(line.doc_id)
     if line.outcome == "skipped":
-        run.out.complain(f"skipped  {name}: {words.visible(line.reason or '')}")
+        run.out.complain(f"skipped  {line.doc_id}: {line.reason}")
     elif run.out.speaks and line.outcome != "unchanged":
         run.out.show(_text(line, name))
 
@@ -98,5 +99,6 @@ def _summary(lines: Sequence[Line], seconds: float) -> str:
     if not built:
         return said
     tokens, stored = sum(r.num_tokens for r in built), sum(r.stored_bytes for r in built)
-    speed = f"{tokens / seconds:,.0f} tokens/s"
-    return f"{said}: {tokens:,} tokens in {words.duration(seconds * 1e3)} ({speed}), {words.size(stored)} stored"
+    prefill_ms = sum(line.timing_ms.get("prefill", 0.0) for line in lines)
+    speed = f", {tokens / prefill_ms * 1e3:,.0f} tokens/s" if prefill_ms else ""
+    return f"{said}: {tokens:,} tokens in {words.duration(seconds * 1e3)}{speed}, {words.size(stored)} stored"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kvfix.cli import words
+from kvfix.cli.layout import facts_grid, indented
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,16 +38,6 @@ def doctor_lines(around: dict[str, Any], store: Finding, model: Finding | None) 
     if model.facts["gate"]:
         yield _figures(model.facts["gate"])
         yield ""
-
-
-def facts_grid(facts: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -> RenderableType:
-    """Names in one column, what is to be said of them in the next."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in facts:
-        grid.add_row(name, text)
-    return Padding(grid, (0, 0, 0, 2), expand=False)
 
 
 def _section(title: str, facts: Any) -> Iterator[RenderableType]:
@@ -122,4 +112,4 @@ def _figures(gate: dict[str, Any]) -> RenderableType:
     for name in sorted(figures, key=[*MEANING, *figures].index):
         deviation = Text(f"{figures[name]:.1e}", "green" if figures[name] <= allowed else "red")
         table.add_row(MEANING.get(name, name), deviation, f"{allowed:.0e}")
-    return Padding(table, (0, 0, 0, 2), expand=False)
+    return indented(table)

@@ -12,6 +12,7 @@ from kvfix.config import ON_LOW, STRATEGIES, Settings
 
 REPAIR = "What to recompute"
 CHECKS = "What to check"
+BENCH = "What to measure"
 DOCUMENTS = "Which documents"
 MODEL = "Model"
 COMMON = "Store and output"
@@ -134,14 +135,14 @@ Template = Annotated[
     ),
 ]
 
-Contexts = Annotated[str, option("--context", "Lengths of the text.", REPAIR, default="4096", metavar="TOKENS,...")]
-Ks = Annotated[str, option("--k", "Rows per edited span.", REPAIR, default="32", metavar="ROWS,...")]
-Spans = Annotated[str, option("--span", "Lengths of the edit.", REPAIR, default="1", metavar="TOKENS,...")]
+Contexts = Annotated[str, option("--context", "Lengths of the text.", BENCH, default="4096", metavar="TOKENS,...")]
+Ks = Annotated[str, option("--k", "Rows per edited span.", BENCH, default="32", metavar="ROWS,...")]
+Spans = Annotated[str, option("--span", "Lengths of the edit.", BENCH, default="1", metavar="TOKENS,...")]
 EditAt = Annotated[
-    float, option("--edit-at", "Where it is, as a fraction of the text.", REPAIR, default=0.33, metavar="X")
+    float, option("--edit-at", "Where it is, as a fraction of the text.", BENCH, default=0.33, metavar="X")
 ]
 Rounds = Annotated[
-    int, option("--rounds", "Timed rounds after one to warm up.", REPAIR, default=5, metavar="N", least=1)
+    int, option("--rounds", "Timed rounds after one to warm up.", BENCH, default=5, metavar="N", least=1)
 ]
 
 # groups of options that several verbs share, by the name of the setting
@@ -164,5 +165,5 @@ def parameters(group: dict[str, Any]) -> list[Parameter]:
 
 def place(parameter: Parameter) -> int:
     """Where a parameter stands in the help: arguments first, then panel by panel."""
-    panels = (None, DOCUMENTS, REPAIR, CHECKS, MODEL, COMMON)
+    panels = (None, DOCUMENTS, REPAIR, BENCH, CHECKS, MODEL, COMMON)
     return panels.index(parameter.annotation.__metadata__[0].rich_help_panel)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
+from kvfix.cli import words
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -23,9 +25,6 @@ class Output:
         self.json = json
         self.quiet = quiet
         self._documents = 0
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")
 
     # ---- for people
 
@@ -53,17 +52,17 @@ class Output:
     def note(self, line: str) -> None:
         """Say in passing what is going on."""
         if self.speaks:
-            self.people.print(line, style="dim", soft_wrap=True)
+            self.people.print(words.safe(line), style="dim", soft_wrap=True)
 
     def warn(self, line: str) -> None:
         """Say what nobody should overlook."""
         if self.speaks:
-            self.people.print(f"warning: {line}", style="yellow", soft_wrap=True)
+            self.people.print(words.safe(f"warning: {line}"), style="yellow", soft_wrap=True)
 
     def complain(self, line: str) -> None:
         """Say what went wrong, also where only success is quiet."""
         if not self.json:
-            self.people.print(line, style="red", soft_wrap=True)
+            self.people.print(words.safe(line), style="red", soft_wrap=True)
 
     @contextmanager
     def working(self, line: str) -> Iterator[Callable[[str], None]]:
@@ -95,6 +94,13 @@ class Output:
 
     # ---- the end
 
+    def flush(self) -> None:
+        """Bring out what is still buffered; nobody reading it is no failure."""
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.hang_up()
+
     def fail(self, code: str, message: str, exit_code: int) -> int:
         """Print the one message of a failure and return its exit code."""
         if self.json:
@@ -108,6 +114,15 @@ class Output:
     def hang_up(self) -> None:
         """Nobody reads standard output any more: let the interpreter's last flush go nowhere."""
         _to_nowhere(sys.stdout)
+
+
+def prepare_streams() -> None:
+    """Have streams that are closed lead nowhere, and characters that a stream cannot show escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        setattr(sys, name, stream)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def console(stream: TextIO) -> Console:

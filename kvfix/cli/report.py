@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kvfix.cli import words
+from kvfix.cli.layout import facts_grid, indented
 from kvfix.cli.spans import span_table
 
 if TYPE_CHECKING:
@@ -29,15 +29,11 @@ def report_lines(report: EditReport) -> Iterator[RenderableType]:
     yield _title(report)
     if report.change is not None:
         yield from ("", span_table(report.change), "")
-    if report.quality is not None and report.quality.probes:
+    if report.quality is not None and report.quality.counting:
         yield from (_probe_table(report.quality), "")
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
-    for name, text in _facts(report):
-        facts.add_row(name, text)
-    if facts.rows:
-        yield Padding(facts, (0, 0, 0, 2), expand=False)
+    facts = list(_facts(report))
+    if facts:
+        yield facts_grid(facts)
     for line in report.warnings:
         yield Text(f"warning: {line}", "yellow")
 
@@ -48,12 +44,7 @@ def diff_lines(report: EditReport) -> Iterator[RenderableType]:
     if report.change is None:
         return
     yield from ("", span_table(report.change, context=12), "")
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
-    for name, text in _plan_facts(report):
-        facts.add_row(name, text)
-    yield Padding(facts, (0, 0, 0, 2), expand=False)
+    yield facts_grid(_plan_facts(report))
 
 
 def _title(report: EditReport, known: bool = True) -> Text:
@@ -87,7 +78,7 @@ def _plan_facts(report: EditReport) -> Iterator[tuple[str, RenderableType]]:
     if change is None or plan is None or tokens is None:
         return
     moved = "" if change.diff.length_preserving else f" ({tokens['new'] - tokens['old']:+,})"
-    where = f"{tokens['span']:,} in {words.count(len(change.diff.spans), 'span')}"
+    where = f"{tokens['span']:,} of them in {words.count(len(change.diff.spans), 'edited span')}"
     yield "tokens", f"{tokens['old']:,} → {tokens['new']:,}{moved}, {where}"
     what = f"{plan.strategy}, {plan.selector} with k {plan.k}" if plan.strategy == "repair" else plan.strategy
     rows = f"{words.count(tokens['recomputed'], 'row')} of {tokens['new']:,}"
@@ -112,9 +103,9 @@ def _probe_table(quality: Quality) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("prefers", no_wrap=True)
     table.add_column("flip", no_wrap=True)
-    for probe in quality.probes:
+    for probe in quality.counting:
         table.add_row(*_probe_cells(probe))
-    return Padding(table, (0, 0, 0, 2), expand=False)
+    return indented(table)
 
 
 def _probe_cells(probe: ProbeResult) -> Iterator[Any]:
@@ -132,8 +123,9 @@ def _probe_cells(probe: ProbeResult) -> Iterator[Any]:
 def _quality(quality: Quality) -> str:
     body = quality.to_json()
     number = body["num_probes"]
+    untouched = f"{words.count(body['num_untouched'], 'given probe')} untouched by this edit"
     if not number:
-        return "no probes: nothing leads up to the edit that could be asked"
+        return untouched if body["num_untouched"] else "no probes: nothing leads up to the edit that could be asked"
     measured = f"MR {words.figure(body['mr_median'])} (median of {body['num_mr']})"
     said = [measured if body["num_mr"] else "MR not measured"]
     said.append(f"prefers the new text on {_share(body['prefers_new_rate'], number)}")
@@ -141,6 +133,8 @@ def _quality(quality: Quality) -> str:
         said.append(f"answers with it on {_share(body['flip_rate'], number)}")
     if body["kl_recovery"] is not None:
         said.append(f"KL recovery {words.figure(body['kl_recovery'])}")
+    if body["num_untouched"]:
+        said.append(untouched)
     return ", ".join(said)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kvfix.cli import words
+from kvfix.cli.layout import indented
 from kvfix.diff import slice_text
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def span_table(change: Change, context: int = 5) -> RenderableType:
         table.add_row(_place(span, change.new.num_prefix), _Marked(change, span, context))
     if len(spans) > MOST_SPANS:
         table.add_row("", f"and {words.count(len(spans) - MOST_SPANS, 'more span', 'more spans')}")
-    return Padding(table, (0, 0, 0, 2), expand=False)
+    return indented(table)
 
 
 def _place(span: EditSpan, prefix: int) -> str:

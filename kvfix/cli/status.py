@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from kvfix.cli import words
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from kvfix.pipeline.status import DocumentStatus
 
+ROOMY = 96  # columns of a terminal from which all figures are shown
 STYLES = {"exact": "green", "repaired": "cyan", "stale": "yellow", "missing": "red"}
 
 
@@ -33,20 +34,22 @@ def status(run: Run, path: Below = None) -> None:
         if not found:
             run.out.note(f"no documents in {kv.store.path}; build some with: kvfix build PATH")
         elif run.out.speaks:
+            roomy = run.out.people.width >= ROOMY
             for corpus, documents in groupby(found, key=lambda s: s.record.corpus):
-                run.out.show(_table(corpus, list(documents)))
+                run.out.show(_table(corpus, list(documents), roomy))
             run.out.show(_summary(sums))
 
 
-def _table(corpus: str, found: list[DocumentStatus]) -> Table:
+def _table(corpus: str, found: list[DocumentStatus], roomy: bool) -> Table:
     from rich.table import Table
 
     table = Table(title=words.visible(corpus), title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("document", overflow="fold")
-    for name in ("tokens", "state", "stale rows", "edits", "MR", "cache", "stored"):
+    names = ("tokens", "state", "stale rows", "edits", "MR", "stored", "cache")[: 7 if roomy else 6]
+    for name in names:
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
-    for cells in map(_cells, found):
-        table.add_row(*cells)
+    for status in found:
+        table.add_row(*islice(_cells(status), len(names) + 1))
     return table
 
 
@@ -60,8 +63,8 @@ def _cells(found: DocumentStatus) -> Iterator[Any]:
     yield words.count(record.stale_rows) if record.stale_rows else words.NONE
     yield words.count(record.edits_behind) if record.edits_behind else words.NONE
     yield words.figure(record.last_mr)
-    yield words.size(record.cache_bytes)
     yield words.size(record.stored_bytes)
+    yield words.size(record.cache_bytes)
 
 
 def _summary(sums: dict[str, Any]) -> str:

@@ -33,9 +33,10 @@ class Run:
     def open(self, *, create: bool = False, read_only: bool = False) -> Iterator[KVFix]:
         """The store; the model is opened when it is first needed, and said to be the demo model where it is."""
         from kvfix.api import KVFix
+        from kvfix.store import Store
 
-        with KVFix.open(self.settings.store, create=create, read_only=read_only) as kv:
-            yield KVFix(kv.store, self.engine)
+        with Store.open(self.settings.store, create=create, read_only=read_only) as store:
+            yield KVFix(store, self.engine)
 
     def engine(self) -> Any:
         """The model, its tokenizer loaded."""
@@ -88,10 +89,15 @@ def verb(*groups: dict[str, Any], example: str) -> Callable[[Story], Command]:
         ordered = sorted([*keyword, *shared], key=place)
         call.__signature__ = inspect.Signature([context, *ordered])  # type: ignore[attr-defined]
         call.__annotations__ = {}
-        call.__doc__ = story.__doc__
+        call.__doc__ = _paragraphs(inspect.getdoc(story) or "")
         return Command(story.__name__, call, example)
 
     return command_of
+
+
+def _paragraphs(text: str) -> str:
+    """Each paragraph on one line, for the help to wrap."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _config_near(mine: dict[str, Any]) -> Path | None:

@@ -57,11 +57,11 @@ def _show(run: Run, found: Sequence[Damage], checks: Sequence[DeepCheck] | None,
     files = {(damage.path, damage.what) for damage in found}
     for path, what in sorted(files):
         needing = sorted({d.doc for d in found if (d.path, d.what) == (path, what) and d.doc is not None})
-        who = f"; needed by {', '.join(map(words.visible, needing))}" if needing else ""
+        who = f"; needed by {', '.join(needing)}" if needing else ""
         run.out.complain(f"damaged  {path}: {what}{who}")
     for check in checks or ():
         if not check.ok:
-            run.out.complain(f"differs  {words.visible(check.doc_id)}: {_exact(check)}")
+            run.out.complain(f"differs  {check.doc_id}: {_exact(check)}")
     if run.out.speaks:
         for check in checks or ():
             if check.ok:

@@ -29,7 +29,7 @@ def size(num_bytes: int | None) -> str:
         if value < 999.5 or unit == "TB":
             break
         value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
 
 
 def duration(ms: float | None) -> str:

@@ -1,0 +1,85 @@
+"""What only a process of its own shows: terminals, pipes, and a build that is ended half-way."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kvfix.store import Store
+
+COMMAND = [sys.executable, "-c", "import sys; from kvfix.cli.app import main; sys.exit(main())"]
+
+
+def on_a_terminal(arguments, **more):
+    """The output of a command whose standard output and error are a terminal."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **more}
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    parts = []
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        parts.append(part)
+    os.close(ours)
+    return process.wait(), b"".join(parts).decode()
+
+
+@pytest.mark.parametrize(("more", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)], ids=["colour", "NO_COLOR"])
+def test_colour_on_a_terminal(place, more, coloured):
+    code, shown = on_a_terminal(["status", "--store", str(place.store)], **more)
+    assert code == 0
+    assert ("\x1b[" in shown) is coloured
+    assert "3 documents" in shown
+
+
+def test_none_in_a_pipe(place):
+    done = subprocess.run([*COMMAND, "status", "--store", str(place.store)], capture_output=True, check=True)
+    assert done.stdout == b""
+    assert b"\x1b" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_failure(place):
+    process = subprocess.Popen(
+        [*COMMAND, "status", "--store", str(place.store), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
+def test_closed_streams(place):
+    command = [*COMMAND, "status", "--store", str(place.store), "--json"]
+    done = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], check=False)
+    assert done.returncode == 0
+
+
+def test_a_build_that_is_ended_keeps_what_is_done(tmp_path, model, kvfix):
+    corpus, store = tmp_path / "docs", tmp_path / "store"
+    corpus.mkdir()
+    for number in range(150):
+        (corpus / f"{number:03}.md").write_text(f"Page {number}. " + "The ferry leaves at noon. " * 30)
+    words = ["build", str(corpus), "--store", str(store), "--model", model]
+    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while len(list(store.glob("records/*/*.json"))) < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (143, b"")
+    assert err.decode().splitlines()[-1] == "error: interrupted by SIGTERM"
+    assert list((store / "tmp").iterdir()) == []
+    assert not (store / "lock.holder").exists()
+    with Store.open(store) as opened, opened.writing("test"):
+        done = len(opened.documents())
+        assert opened.verify() == []
+    assert 3 <= done < 150
+    assert kvfix(*words[:-2], "--model", model, "--dry-run", "--json").json["totals"]["unchanged"] == done
