@@ -75,7 +75,7 @@ def commit_in_child(path: Path, monkeypatch, step: str, after: bool, nth: int) -
 def stores(tmp_path_factory):
     """A store with one version whose edit adds a patch, and one whose edit folds and drops a version."""
     paths = {}
-    for name, num_rows, num_edits in (("patch", 20, 0), ("fold", 20, 2)):
+    for name, num_rows, num_edits in (("patch", 20, 0), ("fold", 20, 8)):
         paths[name] = tmp_path_factory.mktemp(name) / "store"
         with Store.open(paths[name], create=True) as store:
             record = build(store, num_rows=num_rows)

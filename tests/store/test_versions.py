@@ -195,6 +195,16 @@ def test_of_two_edits_from_one_version_the_second_is_told(store):
     assert store.gc(min_age_s=0).num_files == 0
 
 
+def test_an_edit_of_an_older_version_cannot_undo_the_head(store):
+    base = build(store)
+    snapshot = store.snapshot(base)
+    head = edit(store, base)
+    for expect in (head, None):
+        with pytest.raises(StoreBusyError, match="changed"):
+            patch_with(store, base, snapshot=snapshot, expect=expect)
+    assert store.head("/corpus", "a.md") == head
+
+
 def test_the_transaction_itself_compares_the_head(store, monkeypatch):
     base = build(store)
     monkeypatch.setattr("kvfix.store.commits.check_expected", lambda head, change: None)
@@ -230,16 +240,18 @@ def test_a_reader_keeps_what_it_has_open_and_a_late_one_gets_the_head(store):
     assert store.snapshot(base).record == head
 
 
-def test_patches_fold_into_a_base_after_eight_or_a_quarter(store):
+def test_patches_fold_into_a_base_after_eight_or_when_they_outgrow_it(store):
     record = build(store, num_rows=100)
     kinds = []
     for number in range(9):
         record = edit(store, record, text=f"{number}", seed=number)
         kinds.append(record.kind)
     assert kinds == ["patch"] * 8 + ["base"]
-    assert not should_fold(record, 25)
-    assert should_fold(record, 26)
+    assert not should_fold(record, 101)
     assert store.previous(record).num_patches == 8
+    once = edit(store, record, text="once more")
+    assert not should_fold(once, 100 - once.patch_rows)
+    assert should_fold(once, 101 - once.patch_rows)
 
 
 def test_compact_changes_the_storage_and_nothing_else(store):
