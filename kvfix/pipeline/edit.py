@@ -211,9 +211,11 @@ def _warnings(quality: Quality) -> Sequence[str]:
     """What nobody should overlook."""
     said = []
     counting = quality.counting
-    old = sum(not p.prefers_new for p in counting)
+    # what a fresh cache gets wrong too is the model's limit, not the repair's
+    able = [p for p in counting if p.margin_fresh is None or p.margin_fresh > 0]
+    old = sum(not p.prefers_new for p in able)
     if old:
-        said.append(f"on {old} of {len(counting)} probes the repaired cache still prefers the old text")
+        said.append(f"on {old} of {len(able)} probes the repaired cache still prefers the old text")
     worse = sum(p.mr is not None and p.mr < 0 for p in counting)
     if worse:
         said.append(f"on {worse} of {len(counting)} probes the repaired cache is worse than the stale one")

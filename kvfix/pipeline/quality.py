@@ -199,9 +199,10 @@ def make_probes(engine: Engine, change: Change, options: EditOptions, warnings: 
     text = engine.text
     given = given_probes(options.probes, change.document.doc_id, text.question_ids, text.plain_ids)
     probes = [*(_automatic(engine, change) if options.auto_probes else ()), *given]
-    limit, longest = engine.positions.max_tokens, max(change.diff.num_new, change.diff.num_old)
-    if limit is not None:
-        fitting = [p for p in probes if longest + room_of(p) <= limit]
+    limits = [(num, engine.positions.limit_behind(num)) for num in (change.diff.num_old, change.diff.num_new)]
+    room, limit = min(((limit - num, limit) for num, limit in limits if limit is not None), default=(None, None))
+    if room is not None:
+        fitting = [p for p in probes if room_of(p) <= room]
         if len(fitting) < len(probes):
             left_out = len(probes) - len(fitting)
             warnings.append(f"{left_out} of {len(probes)} probes do not fit behind the document (limit {limit} tokens)")

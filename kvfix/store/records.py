@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 FORMAT = "kvfix.record/1"
 FOLD_NUM_PATCHES = 8
-FOLD_FRACTION = 4
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,13 @@ class Detail:
 
 
 def should_fold(record: VersionRecord, num_new_rows: int) -> bool:
-    """Whether a new base is better than one more patch: more than 8 of them, or a quarter of the base's rows."""
-    patch_rows = record.patch_rows + num_new_rows
-    return record.num_patches + 1 > FOLD_NUM_PATCHES or patch_rows * FOLD_FRACTION > record.base_rows
+    """Whether a new base is better than one more patch: more than 8 of them, or more rows than the base has.
+
+    A first patch never folds, so that even a suffix that is computed anew writes its own rows only.
+    """
+    if record.num_patches == 0:
+        return record.base_rows == 0
+    return record.num_patches + 1 > FOLD_NUM_PATCHES or record.patch_rows + num_new_rows > record.base_rows
 
 
 def now() -> str:
