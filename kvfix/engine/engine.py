@@ -237,8 +237,11 @@ class Engine:
             progress(len(chunk))
 
     def recompute_many(self, jobs: Sequence[tuple[KVCache, np.ndarray]]) -> None:
-        """`recompute` for several documents in one forward pass."""
-        self.compute([Rows.at(cache, positions) for cache, positions in jobs if len(positions)])
+        """`recompute` for several documents in one forward pass, but for those that need a pass of their own."""
+        self.compute([Rows.at(*job) for job in jobs if len(job[1]) and not self._one_pass(job[0])])
+        for cache, positions in jobs:
+            if self._one_pass(cache):
+                self.recompute(cache, positions)
 
     def _one_pass(self, cache: KVCache) -> bool:
         """Beyond LongRoPE's limit all rows must share one call, which decides the frequencies."""
@@ -282,12 +285,13 @@ class Engine:
     # ---- continuations: several texts tried behind one document share its room
 
     def require_room(self, cache: KVCache, num_rows: int) -> None:
-        """Raise `DocumentError` when `num_rows` more tokens behind the document exceed the model's context."""
-        limit = self.positions.max_tokens
+        """Raise `DocumentError` when `num_rows` more tokens exceed the model's context, or void the document's keys."""
+        limit = self.positions.limit_behind(len(cache))
         if limit is not None and len(cache) + num_rows > limit:
+            takes = "takes" if limit == self.positions.max_tokens else "takes before its frequencies change"
             raise DocumentError(
                 f"{len(cache)} tokens of document and {num_rows} of question and answer exceed "
-                f"the {limit} that {self.name} takes"
+                f"the {limit} that {self.name} {takes}"
             )
 
     def _behind(self, cache: KVCache, lengths: Sequence[int]) -> list[np.ndarray]:

@@ -18,6 +18,12 @@ class PositionFacts:
         """Whether an edit makes stored keys void because frequencies depend on the length."""
         return self.length_limit is not None and max(num_old, num_new) > self.length_limit
 
+    def limit_behind(self, num_tokens: int) -> int | None:
+        """How long a text of `num_tokens` may grow while its keys stay valid; None: no limit known."""
+        if self.length_limit is not None and num_tokens <= self.length_limit:
+            return min(self.length_limit, self.max_tokens or self.length_limit)
+        return self.max_tokens
+
 
 def position_facts(config: Any) -> PositionFacts:
     """Read them from a transformers config."""
