@@ -174,9 +174,9 @@ def test_kill_between_the_last_statement_and_the_commit(stores, tmp_path):
             os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     with Store.open(path) as store:
-        assert store.head("/corpus", "a.md").version == 3
+        assert store.head("/corpus", "a.md").version == 9
         assert store.verify() == []
-        assert edit(store, store.head("/corpus", "a.md")).version == 4
+        assert edit(store, store.head("/corpus", "a.md")).version == 10
 
 
 def kill_in_transaction(path: Path) -> None:
