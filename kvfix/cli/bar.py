@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
+from kvfix.cli import words
 from kvfix.cli.output import Output
 from kvfix.cli.survey import Line
 
@@ -21,11 +23,13 @@ class Bar:
         self._done_chars = 0
         self._done_tokens = 0
         self._num_done = 0
+        self._tokens = 0  # prefilled, also of documents that are not finished
+        self._first: tuple[float, int] | None = None  # when the first tokens came, and how many
 
     def __enter__(self) -> Bar:
         if self._progress:
             self._progress.start()
-            self._task = self._progress.add_task("looking at the documents", total=None, rate="")
+            self._task = self._progress.add_task("looking at the documents", total=None, figures="")
         return self
 
     def __exit__(
@@ -37,43 +41,47 @@ class Bar:
     def expect(self, lines: Iterable[Line]) -> None:
         """Take note of what there is to do."""
         self._chars = {(line.corpus, line.doc_id): line.num_chars for line in lines if line.outcome == "planned"}
-        if self._progress:
-            self._progress.reset(self._task)
-            self._estimate()
+        self._draw()
 
     def advance(self, num_tokens: int) -> None:
         """So many tokens have been prefilled."""
-        if self._progress:
-            self._progress.advance(self._task, num_tokens)
-            speed = self._progress.tasks[0].speed
-            self._progress.update(self._task, rate=f"{speed:,.0f} tokens/s" if speed else "")
+        self._tokens += num_tokens
+        # loading the model came before these: their time is not known
+        self._first = self._first or (time.monotonic(), num_tokens)
+        self._draw()
 
     def done(self, line: Line) -> None:
         """A document is finished."""
         chars = self._chars.get((line.corpus, line.doc_id))
-        if chars is None or not self._progress:
-            return
-        self._num_done += 1
-        self._done_chars += chars
-        self._done_tokens += line.record.num_tokens if line.record else 0
-        self._estimate()
+        if chars is not None:
+            self._num_done += 1
+            self._done_chars += chars
+            self._done_tokens += line.record.num_tokens if line.record else 0
+            self._draw()
 
-    def _estimate(self) -> None:
-        known = self._done_chars / self._done_tokens if self._done_tokens else 0
-        total = sum(self._chars.values()) / (known or CHARS_PER_TOKEN)
+    def _draw(self) -> None:
+        if not self._progress:
+            return
+        known = self._done_chars / self._done_tokens if self._done_tokens else CHARS_PER_TOKEN
+        total = max(sum(self._chars.values()) / known, self._tokens, 1)
         said = f"{self._num_done:,} of {len(self._chars):,} documents"
-        self._progress.update(self._task, description=said, total=max(total, 1))  # type: ignore[union-attr]
+        figures = f"{self._tokens:,} tokens{self._pace(total)}"
+        self._progress.update(self._task, description=said, total=total, completed=self._tokens, figures=figures)
+
+    def _pace(self, total: float) -> str:
+        if self._first is None or self._tokens == self._first[1]:
+            return ""
+        speed = (self._tokens - self._first[1]) / max(time.monotonic() - self._first[0], 1e-3)
+        return f", {speed:,.0f} a second, {words.duration((total - self._tokens) / speed * 1e3)} left"
 
 
 def _progress(out: Output) -> Any:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:,.0f} tokens"),
-        TextColumn("{task.fields[rate]}", style="dim"),
-        TimeRemainingColumn(compact=True),
+        BarColumn(bar_width=16),
+        TextColumn("{task.fields[figures]}"),
         console=out.people,
         transient=True,
     )

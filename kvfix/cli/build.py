@@ -75,21 +75,23 @@ def _built_below(run: Run, kv: KVFix, path: Path, force: bool, bar: Bar) -> Gene
 
 
 def _show(run: Run, line: Line) -> None:
-    name = words.visible(line.doc_id)
     if line.outcome == "skipped":
         run.out.complain(f"skipped  {line.doc_id}: {line.reason}")
     elif run.out.speaks and line.outcome != "unchanged":
-        run.out.show(_text(line, name))
+        run.out.show(_text(line, run.out.width))
 
 
-def _text(line: Line, name: str) -> Text:
+def _text(line: Line, width: int | None) -> Text:
     from rich.text import Text
 
-    text = Text(f"{line.outcome:<7}  ", STYLES[line.outcome], no_wrap=True)
     if line.record is None:
-        return text.append(f"{line.reason:<7}  {name}", "default")
-    size, time_taken = words.size(line.record.stored_bytes), words.duration(sum(line.timing_ms.values()))
-    return text.append(f"{line.record.num_tokens:>9,} tokens  {size:>8}  {time_taken:>8}  {name}", "default")
+        figures = f"{line.reason:<7}  "
+    else:
+        size, time_taken = words.size(line.record.stored_bytes), words.duration(sum(line.timing_ms.values()))
+        figures = f"{line.record.num_tokens:>9,} tokens  {size:>8}  {time_taken:>8}  "
+    text = Text(f"{line.outcome:<7}  ", STYLES[line.outcome], no_wrap=True).append(figures, "default")
+    name = words.visible(line.doc_id)
+    return text.append(words.tail(name, width - len(text)) if width else name, "default")
 
 
 def _summary(lines: Sequence[Line], seconds: float) -> str:

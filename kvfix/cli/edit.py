@@ -57,7 +57,7 @@ def edit(
             report = kv.repair(doc, options, new_text, say)
     run.out.document(report.to_json())
     if run.out.speaks:
-        run.out.show(*report_lines(report))
+        run.out.show(*report_lines(report, run.out.people.width))
 
 
 def planning(settings: Settings, **more: Any) -> EditOptions:

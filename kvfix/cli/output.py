@@ -38,6 +38,11 @@ class Output:
         """Whether bars are."""
         return self.speaks and sys.stderr.isatty()
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None where there is none."""
+        return self.people.width if self.people.is_terminal else None
+
     @cached_property
     def people(self) -> Console:
         """Standard error."""

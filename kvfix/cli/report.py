@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
     from kvfix.pipeline.report import EditReport
 
 OUTCOMES = {"repaired": "green", "reprefilled": "green", "unchanged": "dim", "planned": "cyan", "failed": "red"}
+FIGURES = ("stale", "repaired", "fresh", "MR", "prefers", "flip")
+FIGURES_WIDTH = 50
 STEPS = ("load", "diff", "align", "select", "recompute", "persist")
 WAYS = {"repair": "a repair", "suffix": "re-prefilling from the edit on", "full": "re-prefilling everything"}
 
 
-def report_lines(report: EditReport) -> Iterator[RenderableType]:
-    """All of `kvfix edit`."""
+def report_lines(report: EditReport, width: int) -> Iterator[RenderableType]:
+    """All of `kvfix edit`, for so many columns."""
     yield _title(report)
     if report.change is not None:
         yield from ("", span_table(report.change), "")
     if report.quality is not None and report.quality.counting:
-        yield from (_probe_table(report.quality), "")
+        yield from (_probe_table(report.quality, width), "")
     facts = list(_facts(report))
     if facts:
         yield facts_grid(facts)
@@ -94,25 +96,28 @@ def _cost(cost: Cost, strategy: str) -> str:
     return ", ".join(named) + " rows"
 
 
-def _probe_table(quality: Quality) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("probe", ratio=1, no_wrap=True)
-    table.add_column("old", no_wrap=True)
-    table.add_column("new", no_wrap=True)
-    for name in ("stale", "repaired", "fresh", "MR"):
+def _probe_table(quality: Quality, width: int) -> RenderableType:
+    """Two lines a probe: the question and its figures, then what the answer was and is."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
+    table.add_column("probe", no_wrap=True)
+    for name in FIGURES:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("prefers", no_wrap=True)
-    table.add_column("flip", no_wrap=True)
+    room = max(width - FIGURES_WIDTH, 16)
     for probe in quality.counting:
-        table.add_row(*_probe_cells(probe))
+        table.add_row(_probe_text(probe, room), *_probe_figures(probe))
     return indented(table)
 
 
-def _probe_cells(probe: ProbeResult) -> Iterator[Any]:
-    question = words.visible(probe.question.strip())
-    yield words.tail(question, 48) if probe.kind == "auto" else words.head(question, 48)
-    yield Text(words.head(words.visible(probe.old.strip()), 18), "red")
-    yield Text(words.head(words.visible(probe.new.strip()), 18), "green")
+def _probe_text(probe: ProbeResult, room: int) -> Text:
+    # a lead ends where the answer begins; a question is known by its beginning
+    cut = words.tail if probe.kind == "auto" else words.head
+    text = Text(cut(words.visible(probe.question.strip()), room))
+    old, new = (words.head(words.visible(answer.strip()), room // 2 - 4) for answer in (probe.old, probe.new))
+    text.append("\n   ").append(old or "nothing", "red").append(" → ", "dim").append(new or "nothing", "green")
+    return text
+
+
+def _probe_figures(probe: ProbeResult) -> Iterator[RenderableType]:
     for margin in (probe.margin_stale, probe.margin_repaired, probe.margin_fresh):
         yield words.figure(margin, "+.2f")
     yield words.figure(probe.mr)
@@ -144,19 +149,19 @@ def _share(rate: float | None, number: int) -> str:
 
 def _speedup(report: EditReport) -> str:
     ratios, measured = report.speedup(), report.measured
-    how = f", medians of {measured['rounds']}" if measured else ", timed once"
-    said = [f"{words.ratio(ratios['compute_vs_full'])} against a full prefill"]
+    how = f"median of {measured['rounds']}" if measured else "timed once"
+    said = []
+    if ratios["compute_vs_full"] is not None:
+        said.append(f"{words.ratio(ratios['compute_vs_full'])} in compute against a full prefill ({how})")
     if ratios["compute_vs_suffix"] is not None and measured:
         said.append(
-            f"{words.ratio(ratios['compute_vs_suffix'])} against re-prefilling from the edit on "
-            f"({measured['suffix_baseline']})"
+            f"{words.ratio(ratios['compute_vs_suffix'])} in compute against re-prefilling from the edit on "
+            f"({measured['suffix_baseline']}, {how})"
         )
-    said[-1] += f" (compute{how})"
     if ratios["end_to_end_vs_full"] is not None:
-        said.append(
-            f"{words.ratio(ratios['end_to_end_vs_full'])} end to end, against a full prefill and its durable write"
-        )
-    return "; ".join(said)
+        whole = words.ratio(ratios["end_to_end_vs_full"])
+        said.append(f"{whole} end to end against a full prefill and its durable write (timed once)")
+    return "\n".join(said)
 
 
 def _bytes(report: EditReport) -> str:
@@ -170,12 +175,12 @@ def _bytes(report: EditReport) -> str:
 
 def _timing(report: EditReport) -> str:
     times = report.timing_ms()
-    said = [f"{step} {words.duration(times[step])}" for step in STEPS if times[step] is not None]
+    said = ", ".join(f"{step} {words.duration(times[step])}" for step in STEPS if times[step] is not None)
     if times["total"] is not None:
-        said[-1] += f" = {words.duration(times['total'])}"
-    return ", ".join(said) + (
-        f"; full prefill {words.duration(times['full_prefill'])}" if times["full_prefill"] is not None else ""
-    )
+        said += f" = {words.duration(times['total'])}"
+    if times["full_prefill"] is not None:
+        said += f"\na full prefill {words.duration(times['full_prefill'])}"
+    return said
 
 
 def _debt(report: EditReport) -> str:
