@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from kvfix.core import KVCache, LayerRotation, RowMap
 
 
+ALL_LAYERS = slice(None)
+
+
 class Rows(Protocol):
     """A stored segment's tensors."""
 
@@ -65,19 +68,26 @@ def allocate(segment: Rows, rows: RowMap, token_ids: np.ndarray, room: int, devi
     return KVCache(tensors[0], tensors[1], token_ids, rows.origin.copy())
 
 
-def gather(cache: KVCache, rows: RowMap, segments: Sequence[Rows], start: int = 0, end: int | None = None) -> None:
-    """Copy the stored rows `[start, end)` into the cache, in place, keys as they were computed.
+def gather(
+    cache: KVCache,
+    rows: RowMap,
+    segments: Sequence[Rows],
+    start: int = 0,
+    end: int | None = None,
+    layers: slice = ALL_LAYERS,
+) -> None:
+    """Copy the stored rows `[start, end)` of some layers into the cache, in place, keys as they were computed.
 
     Rows that are stored nowhere become zero.
     """
     for run in runs(rows, start, end):
         new, old = slice(run.start, run.end), slice(run.row, run.row + run.end - run.start)
         if run.segment < 0:
-            cache.keys[:, :, new] = 0
-            cache.values[:, :, new] = 0
+            cache.keys[layers, :, new] = 0
+            cache.values[layers, :, new] = 0
             continue
-        cache.keys[:, :, new].copy_(segments[run.segment].keys[:, :, old])
-        cache.values[:, :, new].copy_(segments[run.segment].values[:, :, old])
+        cache.keys[layers, :, new].copy_(segments[run.segment].keys[layers, :, old])
+        cache.values[layers, :, new].copy_(segments[run.segment].values[layers, :, old])
 
 
 def turn(

@@ -15,7 +15,7 @@ from kvfix.pipeline import measure
 from kvfix.pipeline.admission import admit, recall, require_key
 from kvfix.pipeline.build import store_fresh
 from kvfix.pipeline.clock import Clock
-from kvfix.pipeline.load import load_cache
+from kvfix.pipeline.load import load_cache, read_rows
 from kvfix.pipeline.plan import Change, EditOptions, compare, exactly, plan_repair
 from kvfix.pipeline.quality import Arm, Quality, ask_arm, judge, make_probes, room_for
 from kvfix.pipeline.report import EditReport
@@ -143,7 +143,7 @@ class _Repair:
         with clock("load"):
             ids = self.change.new.token_ids
             cache = align.allocate(snapshot.segments[0], rows, ids, self.room, engine.device)
-            align.gather(cache, rows, snapshot.segments, 0, last)
+            read_rows(cache, rows, snapshot, 0, last)
         with clock("align"):
             align.turn(cache, rows, engine.rotations, 0, last)
         with clock("recompute"):
@@ -151,7 +151,7 @@ class _Repair:
             keys, values = (t[:, :, plan.positions].contiguous().cpu() for t in (cache.keys, cache.values))
         with clock("probes"):
             if self.probes:
-                align.gather(cache, rows, snapshot.segments, last)
+                read_rows(cache, rows, snapshot, last)
                 align.turn(cache, rows, engine.rotations, last)
             return Patch(plan.positions, source, keys, values), self._ask(cache)
 

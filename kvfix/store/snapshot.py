@@ -47,6 +47,13 @@ class Snapshot:
     text: str
 
 
+    def release(self) -> None:
+        """Let go of the segments' pages in memory; they are read again when they are touched."""
+        for segment in self.segments:
+            objects.forget_pages(segment.keys)
+            objects.forget_pages(segment.values)
+
+
 @dataclass(frozen=True)
 class State:
     """The part of a version that is composed segment by segment."""
