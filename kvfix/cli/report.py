@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OUTCOMES = {"repaired": "green", "reprefilled": "green", "unchanged": "dim", "planned": "cyan", "failed": "red"}
 FIGURES = ("stale", "repaired", "fresh", "MR", "prefers", "flip")
-FIGURES_WIDTH = 50
+FIGURES_WIDTH = 48
 STEPS = ("load", "diff", "align", "select", "recompute", "persist")
 WAYS = {"repair": "a repair", "suffix": "re-prefilling from the edit on", "full": "re-prefilling everything"}
 
@@ -112,7 +112,7 @@ def _probe_text(probe: ProbeResult, room: int) -> Text:
     # a lead ends where the answer begins; a question is known by its beginning
     cut = words.tail if probe.kind == "auto" else words.head
     text = Text(cut(words.visible(probe.question.strip()), room))
-    old, new = (words.head(words.visible(answer.strip()), room // 2 - 4) for answer in (probe.old, probe.new))
+    old, new = (words.head(words.visible(answer.strip()), (room - 6) // 2) for answer in (probe.old, probe.new))
     text.append("\n   ").append(old or "nothing", "red").append(" → ", "dim").append(new or "nothing", "green")
     return text
 

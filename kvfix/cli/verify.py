@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvfix.cli import words
 from kvfix.cli.options import ENGINE, READING, Below, Deep, Sample
@@ -36,7 +36,7 @@ def verify(run: Run, path: Below = None, deep: Deep = False, sample: Sample = 5)
             "ok": ok,
             "num_documents": num_documents,
             "damages": [asdict(damage) for damage in found],
-            "deep": checks and [check.to_json() for check in checks],
+            "deep": None if checks is None else [_to_json(check) for check in checks],
         }
     )
     _show(run, found, checks, num_documents)
@@ -73,6 +73,11 @@ def _summary(num_files: int, num_documents: int | None) -> str:
     if num_files:
         return words.count(num_files, "damaged file")
     return f"every file of {words.count(num_documents, 'document')} is as it was written"
+
+
+def _to_json(check: DeepCheck) -> dict[str, Any]:
+    body = check.to_json()
+    return {"doc": body.pop("doc_id"), **body}
 
 
 def _exact(check: DeepCheck) -> str:

@@ -45,7 +45,11 @@ def duration(ms: float | None) -> str:
 
 
 def figure(value: float | None, form: str = ".2f") -> str:
-    return NONE if value is None else format(value, form)
+    if value is None:
+        return NONE
+    shown = format(value, form)
+    # what rounds to nothing has no sign
+    return shown if shown.strip("-+0.") else shown.lstrip("-+")
 
 
 def ratio(value: float | None) -> str:

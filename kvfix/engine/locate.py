@@ -44,7 +44,7 @@ def locate(name: str | None, notify: Notify = lambda line: None) -> tuple[str, P
         return path.resolve().name, _checked_folder(path.resolve())
     if path.exists() or path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")):
         raise UnknownModelError(f"no model at {name}: neither a folder with config.json nor a .gguf file")
-    return name, _from_hub(name)
+    return name, _from_hub(name, notify)
 
 
 def _checked_folder(folder: Path) -> Path:
@@ -57,7 +57,7 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, notify: Notify) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -66,6 +66,7 @@ def _from_hub(name: str) -> Path:
         return _checked_folder(Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True)))
     except (LocalEntryNotFoundError, HFValidationError, UnknownModelError):
         pass
+    notify(f"looking for {name} on the hub, and downloading it once")
     try:
         return _checked_folder(Path(snapshot_download(name, allow_patterns=patterns)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -127,6 +127,11 @@ def test_a_full_disk(place, at, monkeypatch):
     assert at("status", "--json").json["totals"]["stale"] == 1
 
 
+def test_a_place_that_cannot_be_written(place, at, kvfix, model):
+    result = kvfix("build", place.corpus, "--store", "/proc/none", "--model", model, "--json")
+    assert (result.code, result.json["error"]["code"]) == (9, "store_not_writable")
+
+
 def test_non_finite_rows(place, at, monkeypatch):
     import torch
 

@@ -42,7 +42,7 @@ def test_deep(place, at):
     place.replace("ferry.md", "30 crowns", "45 crowns")
     assert at("edit", "ferry.md", "--strategy", "repair", "--no-verify", "--quiet").code == 0
     body = at("verify", "--deep", "--sample", "2", "--json").json
-    assert [(check["doc_id"], check["ok"]) for check in body["deep"]] == [("ferry.md", True), ("rules/deck.md", True)]
+    assert [(check["doc"], check["ok"]) for check in body["deep"]] == [("ferry.md", True), ("rules/deck.md", True)]
     assert body["deep"][0]["error_stale"] > body["deep"][0]["error_exact"]
     assert "stale rows within" in at("verify", place.ferry, "--deep").err
 

@@ -46,6 +46,20 @@ def test_duration(ms, shown):
     assert words.duration(ms) == shown
 
 
+@pytest.mark.parametrize(
+    ("value", "form", "shown"),
+    [
+        (None, ".2f", "-"),
+        (-0.001, ".2f", "0.00"),
+        (0.5, "+.2f", "+0.50"),
+        (-0.001, "+.2f", "0.00"),
+        (-1.0, ".2f", "-1.00"),
+    ],
+)
+def test_figure(value, form, shown):
+    assert words.figure(value, form) == shown
+
+
 @pytest.mark.parametrize(("number", "shown"), [(1, "1 row"), (2, "2 rows"), (12345, "12,345 rows")])
 def test_count(number, shown):
     assert words.count(number, "row") == shown
