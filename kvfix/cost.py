@@ -15,7 +15,7 @@ class Cost:
     """Rows that each way of bringing a cache up to date recomputes."""
 
     repair: int
-    suffix: int
+    suffix: int  # from the first row that is not exact
     full: int
 
     @property
@@ -26,7 +26,7 @@ class Cost:
         if self.repair >= self.suffix:
             return self._exact(), f"the repair would recompute every row after the edit ({self.suffix} rows)"
         if self.suffix <= WORTH_EXACT * self.repair:
-            reason = f"re-prefilling the {self.suffix} rows from the edit on is exact and costs no more than twice "
+            reason = f"re-prefilling the last {self.suffix} rows is exact and costs no more than twice "
             return self._exact(), reason + f"a repair of {self.repair} rows"
         return "repair", None
 
@@ -34,6 +34,9 @@ class Cost:
         return "full" if self.suffix == self.full else "suffix"
 
 
-def cost(diff: TokenDiff, num_rows: int, num_prefix: int) -> Cost:
-    """Costs of an edit whose repair recomputes `num_rows`; the context prefix never changes."""
-    return Cost(repair=num_rows, suffix=diff.num_new - diff.first, full=diff.num_new - num_prefix)
+def cost(diff: TokenDiff, num_rows: int, num_prefix: int, exact_until: int) -> Cost:
+    """Costs of an edit whose repair recomputes `num_rows`, with the rows before `exact_until` exact as they stand.
+
+    The context prefix never changes.
+    """
+    return Cost(repair=num_rows, suffix=diff.num_new - exact_until, full=diff.num_new - num_prefix)

@@ -24,9 +24,9 @@ def after_edit(debt: Debt, diff: TokenDiff, positions: np.ndarray) -> Debt:
     recomputed = np.zeros(num_new, bool)
     recomputed[positions] = True
     start = min(debt.exact_until, diff.first)
-    # a stale row in front of the edit ends the exact prefix there
-    stale = np.flatnonzero(~recomputed[start:]) if start == diff.first else np.zeros(1, np.int64)
-    exact_until = start + int(stale[0]) if len(stale) else num_new
+    # the exact prefix ends at the first row that was left, be it one that was stale before
+    left = np.flatnonzero(~recomputed[start:])
+    exact_until = start + int(left[0]) if len(left) else num_new
     behind = np.zeros(num_new, np.int64)
     kept = diff.source >= 0
     behind[kept] = _expand(debt)[diff.source[kept]]

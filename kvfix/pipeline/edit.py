@@ -181,11 +181,11 @@ class _Repair:
         said = f"the median MR is {shown}, and at least {wanted:g} was asked for"
         if self.options.on_low == "fail":
             raise LowQualityError(f"{self.record.doc_id}: {said}; nothing was stored. Raise --k or use --on-low exact")
-        start = self.change.diff.first
+        start = self.change.exact_until
         if self.options.on_low == "keep" or len(plan.positions) >= self.change.diff.num_new - start:
             self.warnings.append(said)
             return None
-        return exactly(plan, "suffix", f"{said}: every row from the edit on was recomputed", start)
+        return exactly(plan, "suffix", f"{said}: every row that was not exact was recomputed", start)
 
     def _commit(self, plan: RepairPlan, patch: Patch, quality: Quality) -> VersionRecord:
         owed = debt.after_edit(self.record.debt, self.change.diff, patch.positions)

@@ -79,7 +79,9 @@ class Arms:
 
     def plain_suffix(self, prefix: Any) -> None:
         """Every row from the edit on, behind the cached prefix, by the model's own forward."""
-        self.engine.plain_forward(self.token_ids[self.first :], prefix)
+        # models cannot take a pass over no rows, which is what a deleted end leaves
+        if self.first < len(self.token_ids):
+            self.engine.plain_forward(self.token_ids[self.first :], prefix)
 
 
 def medians(engine: Engine, change: Change, plan: RepairPlan, rounds: int = ROUNDS) -> dict[str, Any]:

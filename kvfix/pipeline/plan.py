@@ -84,7 +84,12 @@ class Change:
 
     def cost(self, num_rows: int) -> Cost:
         """What recomputing `num_rows` costs beside re-prefilling."""
-        return cost(self.diff, num_rows, self.new.num_prefix)
+        return cost(self.diff, num_rows, self.new.num_prefix, self.exact_until)
+
+    @property
+    def exact_until(self) -> int:
+        """The rows before this one need no repair: neither this edit nor an earlier one has touched them."""
+        return min(self.diff.first, self.snapshot.record.debt.exact_until)
 
 
 def compare(engine: Engine, store: Store, record: VersionRecord, document: Document, clock: Clock) -> Change:
@@ -139,7 +144,7 @@ def _overruled(engine: Engine, change: Change, plan: RepairPlan, options: EditOp
     if options.strategy == "repair" or options.selector == "exact":
         return None
     strategy, why = change.cost(len(plan.positions)).cheaper
-    return None if strategy == "repair" else exactly(plan, strategy, why, diff.first)
+    return None if strategy == "repair" else exactly(plan, strategy, why, change.exact_until)
 
 
 def _moves(diff: TokenDiff) -> bool:
