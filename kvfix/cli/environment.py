@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ def environment() -> dict[str, Any]:
     """Versions, devices, threads, memory and the cache folder."""
     import psutil
     import torch
-    import transformers
 
     from kvfix.engine.locate import cache_folder
 
@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
         "executable": sys.executable,
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "devices": ["cpu", *devices],
         "num_threads": torch.get_num_threads(),
         "num_cpus": os.cpu_count(),

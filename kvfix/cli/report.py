@@ -23,7 +23,7 @@ OUTCOMES = {"repaired": "green", "reprefilled": "green", "unchanged": "dim", "pl
 FIGURES = ("stale", "repaired", "fresh", "MR", "prefers", "flip")
 FIGURES_WIDTH = 48
 STEPS = ("load", "diff", "align", "select", "recompute", "persist")
-WAYS = {"repair": "a repair", "suffix": "re-prefilling from the edit on", "full": "re-prefilling everything"}
+WAYS = {"repair": "a repair", "suffix": "an exact suffix", "full": "a full prefill"}
 
 
 def report_lines(report: EditReport, width: int) -> Iterator[RenderableType]:
@@ -92,8 +92,9 @@ def _plan_facts(report: EditReport) -> Iterator[tuple[str, RenderableType]]:
 
 def _cost(cost: Cost, strategy: str) -> str:
     rows = {"repair": cost.repair, "suffix": cost.suffix, "full": cost.full}
-    named = [f"{WAYS[name]} {rows[name]:,}" for name in rows if name != "repair" or strategy == "repair"]
-    return ", ".join(named) + " rows"
+    return ", ".join(
+        f"{WAYS[name]} {words.count(rows[name], 'row')}" for name in rows if name != "repair" or strategy == "repair"
+    )
 
 
 def _probe_table(quality: Quality, width: int) -> RenderableType:

@@ -146,7 +146,7 @@ def test_diff_for_people(changed, at):
     result = at("diff", changed)
     assert (result.code, result.out) == (0, "")
     assert "fare is [-30-]{+45+} crowns" in result.err
-    assert "re-prefilling everything" in result.err
+    assert "a full prefill" in result.err
 
 
 def test_diff_of_an_unchanged_document(place, at):
