@@ -46,7 +46,6 @@ class Snapshot:
     segments: tuple[Segment, ...]  # none for an empty document
     text: str
 
-
     def release(self) -> None:
         """Let go of the segments' pages in memory; they are read again when they are touched."""
         for segment in self.segments:

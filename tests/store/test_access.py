@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from kvfix.errors import DocumentError, StoreBusyError, StoreMissingError, StoreNotWritableError, UsageError
+from kvfix.errors import (
+    DocumentError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreMissingError,
+    StoreNotWritableError,
+    UsageError,
+)
 from kvfix.store import Store
 from tests.store.helpers import KEY, build, cache_of, document, edit, exact
 
@@ -118,6 +125,16 @@ def test_a_read_only_store_refuses_every_change(store):
     assert sorted(path.stat().st_mtime_ns for path in store.path.rglob("*")) == before
 
 
+def test_a_read_only_store_has_a_read_only_manifest(store):
+    def insert(database):
+        with database.reading() as connection:
+            connection.exec_driver_sql("INSERT INTO meta VALUES ('a', 'b')")
+
+    insert(store._manifest.database)
+    with Store.open(store.path, read_only=True) as other, pytest.raises(StoreDamagedError, match="may write it"):
+        insert(other._manifest.database)
+
+
 # the writer lock
 
 
@@ -197,6 +214,13 @@ def test_a_locked_manifest_is_busy_and_readers_do_not_mind(tmp_path):
             store.documents()
         connection.close()
         assert edit(store, record).version == 2
+
+
+def test_a_transaction_that_writes_keeps_others_out_from_its_first_moment(store):
+    connection = sqlite3.connect(store.path / "manifest.sqlite", isolation_level=None, timeout=0)
+    with store._manifest.database.writing(), pytest.raises(sqlite3.OperationalError, match="locked"):
+        connection.execute("BEGIN IMMEDIATE")
+    connection.close()
 
 
 def race(path: Path, number: int, answers) -> None:

@@ -69,6 +69,33 @@ def test_every_byte_of_a_record_a_model_and_a_gate_counts(path):
                 file.write_bytes(sane)
 
 
+def test_a_flipped_bit_that_means_the_same_is_found_too(path):
+    file = next((path / "gates").glob("*"))
+    flip(file, file.read_bytes().index(b"\\u00fc") + 5, 0x20)
+    with Store.open(path, read_only=True) as store:
+        assert [item.path for item in store.verify()] == [file.relative_to(path).as_posix()]
+
+
+def test_a_changed_header_that_leaves_every_tensor_its_bytes_is_found(path):
+    with Store.open(path, read_only=True) as store:
+        name = store.detail(store.head("/corpus", "c.md")).segments[0].name
+        file = path / "objects" / name[:2] / f"{name}.safetensors"
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b'"I64"', b'"U64"', 1))
+        assert {item.path for item in store.verify()} == {file.relative_to(path).as_posix()}
+
+
+def test_a_sound_model_file_under_another_models_name_is_found(path):
+    file = path / "models" / f"{KEY.fingerprint}.json"
+    with Store.open(path) as store:
+        other = replace(KEY, dtype="bfloat16")
+        store.save_model(other)
+        shutil.copy(path / "models" / f"{other.fingerprint}.json", file)
+        with pytest.raises(StoreDamagedError, match="another model"):
+            store.model(KEY.fingerprint)
+        assert {item.path for item in store.verify()} == {file.relative_to(path).as_posix()}
+
+
 def test_a_damaged_segment_is_named_with_every_document_that_needs_it(path):
     with Store.open(path, read_only=True) as store:
         base = store.detail(store.version("/corpus", "a.md", 1)).segments[0]
