@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,31 +23,6 @@ class Rows(Protocol):
 
     @property
     def values(self) -> torch.Tensor: ...  # [L, H, M, Dv]
-
-
-class Run(NamedTuple):
-    """Consecutive rows that come from consecutive rows of one segment and move by one delta."""
-
-    start: int  # in the present order
-    end: int
-    segment: int  # -1: stored nowhere
-    row: int  # the segment's row of `start`
-    delta: int  # positions the keys have to move by
-
-
-def runs(rows: RowMap, start: int = 0, end: int | None = None) -> Iterator[Run]:
-    """The runs of the rows `[start, end)`, in order."""
-    import numpy as np
-
-    end = len(rows) if end is None else end
-    if start >= end:
-        return
-    segment, row = rows.segment[start:end], rows.row[start:end]
-    delta = np.arange(start, end) - rows.origin[start:end]
-    breaks = (np.diff(segment) != 0) | (np.diff(delta) != 0) | ((np.diff(row) != 1) & (segment[1:] >= 0))
-    edges = np.concatenate([[0], np.flatnonzero(breaks) + 1, [end - start]]).tolist()
-    for low, high in pairwise(edges):
-        yield Run(start + low, start + high, int(segment[low]), int(row[low]), int(delta[low]))
 
 
 def allocate(segment: Rows, rows: RowMap, token_ids: np.ndarray, room: int, device: torch.device | str) -> KVCache:
@@ -80,7 +54,7 @@ def gather(
 
     Rows that are stored nowhere become zero.
     """
-    for run in runs(rows, start, end):
+    for run in rows.runs(start, end):
         new, old = slice(run.start, run.end), slice(run.row, run.row + run.end - run.start)
         if run.segment < 0:
             cache.keys[layers, :, new] = 0
@@ -96,23 +70,28 @@ def turn(
     rotations: Sequence[LayerRotation] | None,
     start: int = 0,
     end: int | None = None,
+    layers: slice = ALL_LAYERS,
 ) -> None:
-    """Rotate the gathered keys `[start, end)` that have moved from their origin to their place, in place.
+    """Rotate the gathered keys `[start, end)` of some layers from their origin to their place, in place.
 
-    `rotations` holds one entry a layer; None (keys that do not simply turn) raises `ValueError` if a row moved.
+    Once for each row and layer. `rotations` holds one entry a layer; None (keys that do not simply turn) raises
+    `ValueError` if a row moved.
     """
+    import numpy as np
     import torch
 
     from kvfix.ops import rotate_keys
 
-    moved = [run for run in runs(rows, start, end) if run.delta != 0 and run.segment >= 0]
+    moved = [run for run in rows.runs(start, end) if run.delta != 0 and run.segment >= 0]
     if not moved:
         return
     if rotations is None:
         raise ValueError("keys have moved, but this model's keys do not simply turn with position")
-    inv_freq = [torch.tensor(layer.inv_freq, dtype=torch.float32) for layer in rotations]
-    for layer, rotation in enumerate(rotations):
+    for layer in range(*layers.indices(cache.num_layers)):
+        inv_freq = torch.tensor(rotations[layer].inv_freq, dtype=torch.float32)
         for run in moved:
-            rotate_keys(cache.keys[layer, :, run.start : run.end], run.delta, inv_freq[layer], rotation.interleaved)
-    for run in moved:
-        cache.origin[run.start : run.end] += run.delta
+            keys = cache.keys[layer, :, run.start : run.end]
+            rotate_keys(keys, run.delta, inv_freq, rotations[layer].interleaved)
+    if layers.indices(cache.num_layers)[1] == cache.num_layers:
+        for run in moved:
+            cache.origin[run.start : run.end] = np.arange(run.start, run.end)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,6 +148,16 @@ class TokenDiff:
         return self.spans[0].new_start if self.spans else self.num_new
 
 
+class Run(NamedTuple):
+    """Consecutive rows that come from consecutive rows of one segment and move by one delta."""
+
+    start: int  # in the present order
+    end: int
+    segment: int  # -1: stored nowhere
+    row: int  # the segment's row of `start`
+    delta: int  # positions the keys have to move by
+
+
 @dataclass(frozen=True)
 class RowMap:
     """Where each row of a cache is stored.
@@ -168,6 +180,20 @@ class RowMap:
 
         num_rows = len(origin)
         return cls(np.zeros(num_rows, np.int32), np.arange(num_rows), np.asarray(origin, np.int64))
+
+    def runs(self, start: int = 0, end: int | None = None) -> Iterator[Run]:
+        """The runs of the rows `[start, end)`, in order."""
+        import numpy as np
+
+        end = len(self) if end is None else end
+        if start >= end:
+            return
+        segment, row = self.segment[start:end], self.row[start:end]
+        delta = np.arange(start, end) - self.origin[start:end]
+        breaks = (np.diff(segment) != 0) | (np.diff(delta) != 0) | ((np.diff(row) != 1) & (segment[1:] >= 0))
+        edges = np.concatenate([[0], np.flatnonzero(breaks) + 1, [end - start]]).tolist()
+        for low, high in pairwise(edges):
+            yield Run(start + low, start + high, int(segment[low]), int(row[low]), int(delta[low]))
 
     def realigned(self, source: np.ndarray) -> RowMap:
         """The map after an edit: new row i was old row `source[i]`, or is new where that is -1."""

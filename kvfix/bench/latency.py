@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import kvfix
 from kvfix import debt
 from kvfix.core import Document, RowMap
 from kvfix.corpus import document_of
@@ -64,15 +65,15 @@ def run_latency(
 def versions() -> dict[str, Any]:
     """What the times were taken with."""
     import platform
+    from importlib.metadata import version
 
     import torch
-    import transformers
 
     return {
-        "kvfix": __import__("kvfix").__version__,
+        "kvfix": kvfix.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "threads": torch.get_num_threads(),
         "processor": platform.processor() or platform.machine(),
     }

@@ -110,6 +110,8 @@ class _Repair:
             plan = wanted
             patch, repaired = self._recompute(plan)
             quality = self._judge(repaired, stale, fresh)
+        if self.options.measure:
+            self.notify(f"timing {measure.ROUNDS} rounds of repair, suffix and full prefill")
         measured = measure.medians(self.engine, self.change, plan) if self.options.measure else None
         record = self._commit(plan, patch, quality)
         outcome = "repaired" if plan.strategy == "repair" else "reprefilled"
@@ -143,16 +145,13 @@ class _Repair:
         with clock("load"):
             ids = self.change.new.token_ids
             cache = align.allocate(snapshot.segments[0], rows, ids, self.room, engine.device)
-            read_rows(cache, rows, snapshot, 0, last)
-        with clock("align"):
-            align.turn(cache, rows, engine.rotations, 0, last)
+        read_rows(engine, cache, rows, snapshot, 0, last, clock)
         with clock("recompute"):
             engine.recompute(cache, plan.positions)
             keys, values = (t[:, :, plan.positions].contiguous().cpu() for t in (cache.keys, cache.values))
         with clock("probes"):
             if self.probes:
-                read_rows(cache, rows, snapshot, last)
-                align.turn(cache, rows, engine.rotations, last)
+                read_rows(engine, cache, rows, snapshot, last)
             return Patch(plan.positions, source, keys, values), self._ask(cache)
 
     def _ask_fresh(self) -> Arm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvfix import align
+from kvfix.pipeline.clock import Clock
 
 if TYPE_CHECKING:
     from kvfix.core import KVCache, RowMap
@@ -12,22 +13,36 @@ if TYPE_CHECKING:
     from kvfix.store import Snapshot
 
 ROOM_ROWS = 512
-LAYERS_AT_ONCE = 8
+LAYERS_KEPT = 8
 
 
-def read_rows(cache: KVCache, rows: RowMap, snapshot: Snapshot, start: int = 0, end: int | None = None) -> None:
-    """Gather stored rows `[start, end)` into the cache, in place, some layers at a time.
+def read_rows(
+    engine: Engine,
+    cache: KVCache,
+    rows: RowMap,
+    snapshot: Snapshot,
+    start: int = 0,
+    end: int | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Gather stored rows `[start, end)` into the cache and turn what has moved, in place, layer by layer.
 
-    What was read is let go of, so that the stored rows and their copy are never in memory together.
+    A layer is turned while it is in the processor's cache, and what was read is let go of, so that the stored rows
+    and their copy are never in memory together. The clock's steps are `load` and `align`.
     """
-    for first in range(0, cache.num_layers, LAYERS_AT_ONCE):
-        align.gather(cache, rows, snapshot.segments, start, end, slice(first, first + LAYERS_AT_ONCE))
-        snapshot.release()
+    clock = clock or Clock()
+    for layer in range(cache.num_layers):
+        one = slice(layer, layer + 1)
+        with clock("load"):
+            align.gather(cache, rows, snapshot.segments, start, end, one)
+        with clock("align"):
+            align.turn(cache, rows, engine.rotations, start, end, one)
+        if layer % LAYERS_KEPT == LAYERS_KEPT - 1 or layer == cache.num_layers - 1:
+            snapshot.release()
 
 
 def load_cache(engine: Engine, snapshot: Snapshot, room: int = ROOM_ROWS) -> KVCache:
     """A fresh cache of a stored version, every key at its present position, with room for a query."""
     cache = align.allocate(snapshot.segments[0], snapshot.rows, snapshot.token_ids, room, engine.device)
-    read_rows(cache, snapshot.rows, snapshot)
-    align.turn(cache, snapshot.rows, engine.rotations)
+    read_rows(engine, cache, snapshot.rows, snapshot)
     return cache
