@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-FENCE = re.compile(r"\s{0,3}(```|~~~)")
+FENCE = re.compile(r"\s*(`{3,}|~{3,})(.*)")
 HEADING = re.compile(r"#{1,6}\s")
 ITEM = re.compile(r"\s*([-*+]|\d{1,9}[.)])\s")
 
@@ -50,19 +50,31 @@ def blocks(text: str) -> tuple[Block, ...]:
 
 def _paragraphs(text: str) -> Iterator[Block]:
     """Blocks parted by blank lines, fences and headings."""
-    start, position, fenced, kind, level, blank = 0, 0, False, "", 0, False
+    start, position, fence, kind, level, blank = 0, 0, "", "", 0, False
     for line in text.splitlines(keepends=True):
-        heading = not fenced and HEADING.match(line) is not None
-        if not fenced and kind and line.strip() and (blank or heading or kind == "heading"):
+        heading = not fence and HEADING.match(line) is not None
+        if not fence and kind and line.strip() and (blank or heading or kind == "heading"):
             yield Block(start, position, kind, level)
             start, kind, level = position, "", 0
         blank = not line.strip()
         if not kind and not blank:
             kind = "heading" if heading else "list" if ITEM.match(line) else "text"
             level = len(line) - len(line.lstrip("#")) if heading else 0
-        if FENCE.match(line):
-            fenced = not fenced
-            kind = "code" if kind in ("", "text") else kind
+        before, fence = fence, _fence_after(line, fence)
+        if fence != before and kind == "text":
+            kind = "code"
         position += len(line)
     if position > start:
         yield Block(start, position, kind or "text", level)
+
+
+def _fence_after(line: str, fence: str) -> str:
+    """The mark of the fence that is open behind a line, '' for none; `fence` was open before it."""
+    match = FENCE.match(line)
+    if match is None:
+        return fence
+    mark, words = match[1], match[2].strip()
+    if fence:
+        return "" if mark.startswith(fence) and not words else fence
+    # backticks that are closed in the same line are code within a text
+    return "" if mark[0] == "`" and "`" in words else mark
