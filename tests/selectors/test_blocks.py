@@ -43,16 +43,25 @@ CASES = {
         [("code", "```\na\n\n```python\n\nb\n```\n\n"), ("text", "c")],
     ),
     "code that never ends": ("```\na\n\nb\n\n# c", [("code", "```\na\n\nb\n\n# c")]),
-    "code in line": ("```one``` word\n\ntwo\n\n# three", [("text", "```one``` word\n\n"), ("text", "two\n\n"), ("heading", "# three")]),
-    "code in a list": ("- a\n\n  ```\n  x\n\n  y\n  ```\n\n- b\n\nc", [("list", "- a\n\n  ```\n  x\n\n  y\n  ```\n\n- b\n\n"), ("text", "c")]),
-    "headings": ("# A\n\ntext\n\n## B\nmore\n", [("heading", "# A\n\n"), ("text", "text\n\n"), ("heading", "## B\n"), ("text", "more\n")]),
+    "code in line": (
+        "```one``` word\n\ntwo\n\n# three",
+        [("text", "```one``` word\n\n"), ("text", "two\n\n"), ("heading", "# three")],
+    ),
+    "code in a list": (
+        "- a\n\n  ```\n  x\n\n  y\n  ```\n\n- b\n\nc",
+        [("list", "- a\n\n  ```\n  x\n\n  y\n  ```\n\n- b\n\n"), ("text", "c")],
+    ),
+    "headings": (
+        "# A\n\ntext\n\n## B\nmore\n",
+        [("heading", "# A\n\n"), ("text", "text\n\n"), ("heading", "## B\n"), ("text", "more\n")],
+    ),
     "a heading without a blank line": ("text\n# A\ntext", [("text", "text\n"), ("heading", "# A\n"), ("text", "text")]),
     "marks that are no heading": ("#tag\n\n####### seven", [("text", "#tag\n\n"), ("text", "####### seven")]),
     "front matter": (
         "---\ntitle: A\ntags:\n- x\n- y\n---\n\n# A\n",
         [("text", "---\ntitle: A\ntags:\n- x\n- y\n---\n\n"), ("heading", "# A\n")],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
