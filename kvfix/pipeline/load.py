@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvfix import align
+from kvfix.errors import UsageError
 from kvfix.pipeline.clock import Clock
 
 if TYPE_CHECKING:
@@ -42,7 +43,12 @@ def read_rows(
 
 
 def load_cache(engine: Engine, snapshot: Snapshot, room: int = ROOM_ROWS) -> KVCache:
-    """A fresh cache of a stored version, every key at its present position, with room for a query."""
+    """A fresh cache of a stored version, every key at its present position, with room for a query.
+
+    Raises `UsageError` for an empty document.
+    """
+    if not snapshot.segments:
+        raise UsageError(f"{snapshot.record.doc_id} is empty; it has no cache")
     cache = align.allocate(snapshot.segments[0], snapshot.rows, snapshot.token_ids, room, engine.device)
     read_rows(engine, cache, snapshot.rows, snapshot)
     return cache
