@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import kvfix
 from kvfix import debt
 from kvfix.core import Document, RowMap
 from kvfix.corpus import document_of
@@ -70,7 +69,7 @@ def versions() -> dict[str, Any]:
     import torch
 
     return {
-        "kvfix": kvfix.__version__,
+        "kvfix": version("kvfix"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
