@@ -85,15 +85,12 @@ def gated(zoo: Callable[..., Path]) -> Callable[..., Engine]:
 
 
 @pytest.fixture(scope="session")
-def demo_engine(user_cache: Callable[[], Any]) -> Iterator[Engine]:
+def demo_engine(user_cache: Callable[[], Any]) -> Engine:
     """The demo model; skips where its file has not been fetched (`make model` fetches it)."""
-    import torch
-
     from kvfix.engine import Engine, run_gate
     from kvfix.engine.locate import demo_file
     from kvfix.errors import UnknownModelError
 
-    num_threads = torch.get_num_threads()
     with user_cache():
         try:
             demo_file()
@@ -101,7 +98,5 @@ def demo_engine(user_cache: Callable[[], Any]) -> Iterator[Engine]:
             pytest.skip(error.message)
         engine = Engine.open(None, device="cpu", dtype="float32")
         engine.key  # noqa: B018 - hashes the weights while the user's cache remembers them
-        torch.set_num_threads(os.cpu_count() or 1)
         engine.gate_report = run_gate(engine)
-    yield engine
-    torch.set_num_threads(num_threads)
+    return engine
