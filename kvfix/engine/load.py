@@ -98,12 +98,24 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[
 
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, trust_remote_code=False, local_files_only=True, use_safetensors=True
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
             )
-    except (ValueError, OSError, ImportError, KeyError) as error:
-        first = str(error).splitlines()[0]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a damaged file raises what its own library has
+        first = (str(error).splitlines() or [""])[0]
         raise UnsupportedModelError(f"{folder.name}: transformers cannot load the model: {first}") from error
+    model, found = loaded
+    missing = sorted(found["missing_keys"])
+    if missing:
+        # transformers makes them up at random
+        raise UnsupportedModelError(f"{folder.name}: its files lack {len(missing)} weights ({missing[0]}, …)")
     model = model.eval().requires_grad_(False).to(device)
     return model, adopt(model)
 
