@@ -75,6 +75,13 @@ def test_reports_are_json_and_complete(desk, kind):
     )
     assert report["timing_ms"]["full_prefill"] > 0
     assert report["timing_ms"]["suffix_prefill"] is None
+    ms, speedup = report["timing_ms"], report["speedup"]
+    if tokens["recomputed"]:
+        assert speedup["compute_vs_full"] == pytest.approx(
+            ms["full_prefill"] / (ms["align"] + ms["select"] + ms["recompute"])
+        )
+        assert speedup["end_to_end_vs_full"] == pytest.approx((ms["full_prefill"] + ms["full_persist"]) / ms["total"])
+    assert speedup["compute_vs_suffix"] is None
     for span in report["spans"]:
         assert "".join(span["old_text"].split()) in "".join(TEXT.split())
 
@@ -109,7 +116,7 @@ class TestSpans:
         assert num_prefix > 5
         report = desk.edit(EDITS["first token"]).to_json()
         assert report["spans"][0]["new"] == [0, 1]
-        assert report["tokens"]["new"] == desk.head().num_tokens - num_prefix
+        assert report["tokens"]["old"] == report["tokens"]["new"] == desk.head().num_tokens - num_prefix
         assert deviation(desk.loaded(), desk.fresh(EDITS["first token"]), slice(0, num_prefix + 1)) <= CACHE
 
 
