@@ -16,7 +16,7 @@ from kvfix.cli.app import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / ".cache" / "demo"
-EDIT = "tickets-server"
+EDIT = "refunds-window"
 
 
 def run(*arguments: str) -> None:
