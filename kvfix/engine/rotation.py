@@ -37,7 +37,7 @@ def find_rotations(
         error, best = min((_misfit(here, moved, layer, c), n) for n, c in enumerate(candidates))
         chosen.append(best)
         errors.append(error)
-    tolerance = KEY_TOLERANCE if engine.dtype == torch.float32 else max(2.0**-6, 4 * noise)
+    tolerance = KEY_TOLERANCE if engine.dtype == torch.float32 else max(2.0**-6, 2 * noise)
     drift = max(_value_drift(here, moved, layer) for layer in range(here.num_layers))
     finding: dict[str, Any] = {"shift": SHIFT, "key_error": max(errors), "value_error": drift, "tolerance": tolerance}
     if not max(errors) <= tolerance or not drift <= 10 * tolerance:
