@@ -57,6 +57,15 @@ def test_finds_the_rotation_of_every_layer(gated, name):
     assert [(2 * len(layer.inv_freq), layer.interleaved) for layer in engine.rotations] == ROTATIONS[name]
 
 
+@pytest.mark.parametrize("name", ["llama", "llama-linear", "qwen3", "gemma2"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rounding_alone_refuses_nothing(gated, name, seed):
+    """A model taken for immovable has most of its edits re-prefilled."""
+    engine = gated(name, "bfloat16", seed=seed)
+    assert engine.movable
+    assert {len(layer.inv_freq) for layer in engine.rotations} == {8}
+
+
 def test_layers_may_have_frequencies_of_their_own(gated):
     near, also_near, far = gated("gemma3").rotations
     assert near == also_near
@@ -84,7 +93,7 @@ def test_passes_in_half_precision_within_the_measured_noise(gated, name, dtype):
     engine = gated(name, dtype)
     report = engine.gate_report
     assert report["dtype"] == dtype
-    assert report["tolerance"] <= max(2.0**-6, 4 * report["noise"]["rows"])
+    assert report["tolerance"] <= max(2.0**-6, 2 * report["noise"]["rows"])
     assert all(value <= report["tolerance"] for value in report["figures"].values())
     # the rotation found in half precision is the one that fp32 finds
     exact = gated(name)
@@ -139,6 +148,17 @@ class TestDeviation:
 def test_the_noise_of_a_model_is_measured_not_guessed(gated):
     assert gated("llama").gate_report["noise"]["rows"] < 1e-5
     assert gated("llama", "bfloat16").gate_report["noise"]["rows"] > 1e-3
+    assert 0 < gated("llama").gate_report["noise"]["nats"] < 1e-3
+    assert gated("llama", "bfloat16").gate_report["noise"]["nats"] > 1e-3
+
+
+def test_measuring_the_noise_leaves_the_model_as_it_was(gated):
+    engine = gated("llama")
+    assert not engine.model.get_input_embeddings()._forward_hooks
+    ids = engine.text.encode("some text").token_ids
+    before = engine.prefill(ids)
+    run_gate(engine)
+    assert deviation(engine.prefill(ids), before) == 0.0
 
 
 def test_default_attention_is_back_in_place_after_the_gate(gated):

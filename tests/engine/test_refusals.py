@@ -17,7 +17,7 @@ from kvfix.ops import positional_attention
 @pytest.fixture
 def opened(zoo):
     """A zoo model that no other test uses: each of these is about to be broken."""
-    return lambda name, **settings: Engine.open(str(zoo(name, **settings)), device="cpu", dtype="float32")
+    return lambda name, dtype="float32", **settings: Engine.open(str(zoo(name, **settings)), device="cpu", dtype=dtype)
 
 
 def refusal(engine: Engine) -> str:
@@ -191,6 +191,14 @@ class TestByFigures:
         assert "prefill " in message
         assert "allowed 1.0e-04" in message
 
+    # a softcap of 50 is less than a rounding to scores of this size
+    @pytest.mark.parametrize("fault", [fault for fault in WRONG_RULES if not fault.startswith("softcap")])
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_wrong_rules_in_half_precision(self, opened, monkeypatch, fault, dtype):
+        name, wrong = WRONG_RULES[fault]
+        attends(monkeypatch, lambda q, k, v, p, rules: (q, k, v, p, {**rules, **wrong}))
+        assert "prefill " in refusal(opened(name, dtype))
+
     def test_rows_that_see_one_key_too_few(self, opened, monkeypatch):
         attends(monkeypatch, lambda q, k, v, p, rules: (q, k, v, (p - 1).clamp(min=0), rules))
         assert "prefill" in refusal(opened("llama"))
@@ -267,9 +275,10 @@ class TestRotation:
         return report["rotation"]
 
     @pytest.mark.parametrize("name", ["llama", "smollm3", "cohere2"])
-    def test_no_frequencies_to_try(self, opened, monkeypatch, name):
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_no_frequencies_to_try(self, opened, monkeypatch, name, dtype):
         monkeypatch.setattr(rotation, "_frequency_sets", lambda model: [])
-        assert self.findings(opened(name))["key_error"] > 0.1
+        assert self.findings(opened(name, dtype))["key_error"] > 0.1
 
     @pytest.mark.parametrize("name", ["llama-llama3", "llama-yarn", "llama-linear"])
     def test_the_plain_formula_on_scaled_frequencies(self, opened, monkeypatch, name):
