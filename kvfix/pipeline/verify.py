@@ -60,5 +60,6 @@ def _check(engine: Engine, store: Store, record: VersionRecord) -> DeepCheck:
 
 def _tolerance(engine: Engine) -> float:
     """What rounding may do: in half precision it may send a row to other experts, which the gate has measured."""
+    dtype = str(engine.dtype).removeprefix("torch.")
     noise = (engine.gate_report or {}).get("noise", {}).get("rows", 0.0)
-    return max(TOLERANCE[str(engine.dtype).removeprefix("torch.")], 2 * noise)
+    return TOLERANCE[dtype] if dtype == "float32" else max(TOLERANCE[dtype], 2 * noise)
