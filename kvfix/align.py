@@ -64,6 +64,13 @@ def gather(
         cache.values[layers, :, new].copy_(segments[run.segment].values[layers, :, old])
 
 
+def folded(rows: RowMap, segments: Sequence[Rows], token_ids: np.ndarray) -> KVCache:
+    """All rows in one new cache on the CPU, keys as they were computed: what a new base is made of."""
+    cache = allocate(segments[0], rows, token_ids, 0, "cpu")
+    gather(cache, rows, segments)
+    return cache
+
+
 def turn(
     cache: KVCache,
     rows: RowMap,

@@ -240,6 +240,12 @@ class RepairPlan:
     def token_layers(self, num_layers: int) -> int:
         return len(self.positions) * num_layers
 
+    def source(self) -> np.ndarray:
+        """`[N]` int64: the old row of each row that is kept, -1 where it is recomputed."""
+        source = self.diff.source.copy()
+        source[self.positions] = -1
+        return source
+
 
 @dataclass(frozen=True)
 class Debt:

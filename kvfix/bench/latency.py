@@ -141,9 +141,7 @@ def _arms(engine: Engine, old_ids: np.ndarray, new_ids: np.ndarray, text: str, k
     context = SelectionContext(diff, Budget(k), text, encoding.offsets, encoding.num_prefix)
     plan = make_plan(get_selector("editlocal"), context)
     stale = engine.prefill(old_ids)
-    source = diff.source.copy()
-    source[plan.positions] = -1
-    rows = RowMap.of_base(np.arange(len(old_ids))).realigned(source)
+    rows = RowMap.of_base(np.arange(len(old_ids))).realigned(plan.source())
     return diff, Arms(engine, rows, [stale], new_ids, plan)
 
 

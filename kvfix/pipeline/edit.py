@@ -138,8 +138,7 @@ class _Repair:
         """Gather the rows that the repair reads, align and recompute them; then the rest, and ask the result."""
         self.notify(f"recomputing {len(plan.positions)} rows")
         engine, snapshot, clock = self.engine, self.change.snapshot, self.clock
-        source = self.change.diff.source.copy()
-        source[plan.positions] = -1
+        source = plan.source()
         rows = snapshot.rows.realigned(source)
         last = int(plan.positions[-1]) + 1 if len(plan.positions) else 0
         with clock("load"):

@@ -89,9 +89,7 @@ def medians(engine: Engine, change: Change, plan: RepairPlan, rounds: int = ROUN
 
     The suffix baseline is the faster of kvfix's own and the model's plain forward over a prefix cache.
     """
-    source = change.diff.source.copy()
-    source[plan.positions] = -1
-    rows = change.snapshot.rows.realigned(source)
+    rows = change.snapshot.rows.realigned(plan.source())
     return compare_arms(Arms(engine, rows, change.snapshot.segments, change.new.token_ids, plan), rounds)
 
 

@@ -7,9 +7,10 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kvfix import align
 from kvfix.core import KVCache
 from kvfix.errors import StoreBusyError
-from kvfix.store import files, fold, models, objects, records, segments
+from kvfix.store import files, models, objects, records, segments
 from kvfix.store.layout import Layout
 from kvfix.store.manifest import Change, Garbage, Manifest, check_expected
 from kvfix.store.records import Detail, SegmentRef, VersionRecord, should_fold
@@ -182,5 +183,4 @@ def _check_facts(proposal: Proposal, num_tokens: int) -> None:
 def _folded(snapshot: Snapshot, new: NewRows) -> KVCache:
     """The edited version's rows in order, keys as they were computed."""
     rows = snapshot.rows.realigned(new.source).overlaid(new.positions, len(snapshot.segments))
-    keys, values = fold.gather(rows, [*snapshot.segments, new])
-    return KVCache(keys, values, new.token_ids, rows.origin)
+    return align.folded(rows, [*snapshot.segments, new], new.token_ids)

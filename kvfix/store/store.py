@@ -8,9 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from kvfix import align
 from kvfix.core import Document, KVCache
 from kvfix.errors import StoreNotWritableError, UnknownDocumentError
-from kvfix.store import audit, files, fold, garbage, models, schema
+from kvfix.store import audit, files, garbage, models, schema
 from kvfix.store.audit import Damage
 from kvfix.store.commits import Committer, Proposal
 from kvfix.store.create import create_store, require_store
@@ -206,8 +207,7 @@ class Store:
             snapshot, key = self.snapshot(record), self.model(record.model)
             if key is None:
                 raise DamagedFileError(self._layout.model(record.model), "it is missing")
-            keys, values = fold.gather(snapshot.rows, snapshot.segments)
-            cache = KVCache(keys, values, snapshot.token_ids, snapshot.rows.origin)
+            cache = align.folded(snapshot.rows, snapshot.segments, snapshot.token_ids)
             document = Document(record.corpus, record.doc_id, snapshot.text, record.text_sha256)
             report = self.detail(record).report | {"last_mr": record.last_mr}
             return self.commit_base(document, key, cache, record.debt, report, record, fold=True)
