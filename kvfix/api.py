@@ -12,7 +12,7 @@ from kvfix.corpus import Skipped, UnreadableError, document_of, find_document, r
 from kvfix.errors import UnknownDocumentError
 
 if TYPE_CHECKING:
-    from kvfix.core import Document, KVCache
+    from kvfix.core import Document, KVCache, Notify
     from kvfix.engine import Engine
     from kvfix.pipeline.ask import Answer
     from kvfix.pipeline.build import Built
@@ -45,7 +45,7 @@ class KVFix:
         template: str = "auto",
         create: bool = True,
         read_only: bool = False,
-        notify: Callable[[str], None] = lambda line: None,
+        notify: Notify = lambda line: None,
     ) -> KVFix:
         """Open (or create) a store for a model: a folder, a .gguf file, a hub id; None is the demo model."""
         from kvfix.store import Store
@@ -131,7 +131,7 @@ class KVFix:
         doc: str | Path,
         options: EditOptions | None = None,
         text: str | bytes | None = None,
-        notify: Callable[[str], None] = lambda line: None,
+        notify: Notify = lambda line: None,
     ) -> EditReport:
         """Bring a document's cache up to its present (or the given) text, store it, and report."""
         from kvfix.pipeline.edit import edit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT_VERSION = 1
+
+# told what is going on, for whoever shows it
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def first_line(error: Exception) -> str:
+    """The first line of another library's message, '' where it says nothing."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
 class KVFixError(Exception):
     """Something went wrong."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvfix import debt
-from kvfix.core import Document, RowMap
+from kvfix.core import Document, Notify, RowMap
 from kvfix.corpus import document_of
 from kvfix.errors import KVFixError, UsageError
 from kvfix.pipeline.admission import admit
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kvfix.store import VersionRecord
 
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-Notify = Callable[[str], None]
 
 
 def run_latency(
@@ -56,7 +55,7 @@ def run_latency(
         "model": engine.describe(),
         "rows": rows,
         "device": str(engine.device),
-        "dtype": engine.describe()["dtype"],
+        "dtype": engine.dtype_name,
         "versions": versions(),
     }
 
@@ -83,7 +82,7 @@ def _row(engine: Engine, context: int, k: int, span: int, at: int, rounds: int) 
     old_ids, new_ids = engine.encode(old).token_ids, engine.encode(new).token_ids
     diff, arms = _arms(engine, old_ids, new_ids, new, k)
     error = exactness(engine, arms, old_ids)
-    if not error <= TOLERANCE[engine.describe()["dtype"]]:
+    if not error <= TOLERANCE[engine.dtype_name]:
         raise KVFixError(f"recomputing every row differs from a fresh prefill by {error:.2e}; no times are reported")
     row: dict[str, Any] = {
         "context": len(new_ids),

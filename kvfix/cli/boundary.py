@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from kvfix.cli.output import Output
-from kvfix.errors import KVFixError, UsageError
+from kvfix.errors import KVFixError, UsageError, first_line
 
 UNEXPECTED = 1
 # typer carries click inside or beside it, by version: its errors are known by their common ground
@@ -68,8 +68,8 @@ def _unexpected(out: Output, error: Exception) -> int:
         import traceback
 
         traceback.print_exception(error)
-    lines = str(error).strip().splitlines()
-    shown = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = first_line(error)
+    shown = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return out.fail("unexpected", f"{shown} (KVFIX_DEBUG=1 shows where)", UNEXPECTED)
 
 

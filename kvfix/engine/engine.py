@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvfix.core import KVCache, LayerRotation, ModelKey
+from kvfix.core import KVCache, LayerRotation, ModelKey, Notify
 from kvfix.engine import fingerprint, load
 from kvfix.engine.attention import NAME, Pass, running
 from kvfix.engine.cache import PassCache, Rows
-from kvfix.engine.locate import Notify, locate
+from kvfix.engine.locate import locate
 from kvfix.engine.rope import PositionFacts, position_facts
 from kvfix.engine.text import Encoding, Text, make_template
 from kvfix.errors import DocumentError, UnsupportedModelError
@@ -95,11 +95,16 @@ class Engine:
             config=fingerprint.config_digest(self.folder),
             adapter=fingerprint.adapter_digest(self.folder),
             tokenizer=fingerprint.tokenizer_digest(self.folder),
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=self.dtype_name,
             rope=fingerprint.rope_text(self.folder),
             prefix=tuple(self.text.prefix),
             template="\0".join((template.before, template.between, template.after)),
         )
+
+    @property
+    def dtype_name(self) -> str:
+        """As users write it: `float32`, `bfloat16` or `float16`."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def backend(self) -> str:
@@ -110,8 +115,8 @@ class Engine:
 
     def describe(self) -> dict[str, str]:
         """Name, key, dtype and device, for reports."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return {"name": self.name, "fingerprint": self.key.fingerprint, "dtype": dtype, "device": str(self.device)}
+        key, device = self.key.fingerprint, str(self.device)
+        return {"name": self.name, "fingerprint": key, "dtype": self.dtype_name, "device": device}
 
     @property
     def movable(self) -> bool:

@@ -17,7 +17,7 @@ from kvfix.engine.attention import Pass
 from kvfix.engine.cache import Rows
 from kvfix.engine.engine import Continuation, Engine
 from kvfix.engine.rotation import find_rotations
-from kvfix.errors import UnsupportedModelError
+from kvfix.errors import UnsupportedModelError, first_line
 from kvfix.ops.positional_attention.naive import positional_attention_naive
 
 TEXT = """The harbour office keeps one ledger for every berth. Vessels under twelve metres pay by the day, larger ones
@@ -60,9 +60,8 @@ def run_gate(engine: Engine) -> dict[str, Any]:
     except torch.OutOfMemoryError:
         raise
     except FORWARD_FAULTS as error:
-        first = (str(error).splitlines() or [""])[0]
         raise UnsupportedModelError(
-            f"{engine.name}: kvfix cannot run its forward pass ({type(error).__name__}: {first})"
+            f"{engine.name}: kvfix cannot run its forward pass ({type(error).__name__}: {first_line(error)})"
         ) from error
     tolerance = FP32_TOLERANCE if engine.dtype == torch.float32 else max(HALF_TOLERANCE, 2 * noise["rows"])
     # NaN compares false
@@ -76,7 +75,7 @@ def run_gate(engine: Engine) -> dict[str, Any]:
     engine.rotations = rotations
     return {
         "model": engine.name,
-        "dtype": str(engine.dtype).removeprefix("torch."),
+        "dtype": engine.dtype_name,
         "backend": engine.backend,
         "attention": engine.default_attention,
         "shape": engine.shape._asdict(),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvfix.engine import attention
-from kvfix.errors import UnknownModelError, UnsupportedModelError, UsageError
+from kvfix.errors import UnknownModelError, UnsupportedModelError, UsageError, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -61,8 +61,8 @@ def load_config(folder: Path) -> Any:
         with quiet_transformers():
             return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except ValueError as error:
-        first = str(error).splitlines()[0]
-        raise UnsupportedModelError(f"{folder.name}: transformers cannot read the config: {first}") from error
+        said = first_line(error)
+        raise UnsupportedModelError(f"{folder.name}: transformers cannot read the config: {said}") from error
 
 
 def resolve_dtype(choice: str, config: Any) -> torch.dtype:
@@ -83,8 +83,7 @@ def load_tokenizer(folder: Path) -> Any:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise UnknownModelError(f"no tokenizer in {folder}: {first}") from error
+        raise UnknownModelError(f"no tokenizer in {folder}: {first_line(error)}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise UnsupportedModelError(f"{folder.name}: its tokenizer gives no character offsets (no tokenizer.json)")
     # documents longer than the context are refused by kvfix, with both counts
@@ -109,8 +108,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a damaged file raises what its own library has
-        first = (str(error).splitlines() or [""])[0]
-        raise UnsupportedModelError(f"{folder.name}: transformers cannot load the model: {first}") from error
+        said = first_line(error)
+        raise UnsupportedModelError(f"{folder.name}: transformers cannot load the model: {said}") from error
     model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:

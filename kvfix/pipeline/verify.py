@@ -60,6 +60,6 @@ def _check(engine: Engine, store: Store, record: VersionRecord) -> DeepCheck:
 
 def _tolerance(engine: Engine) -> float:
     """What rounding may do: in half precision it may send a row to other experts, which the gate has measured."""
-    dtype = str(engine.dtype).removeprefix("torch.")
+    dtype = engine.dtype_name
     noise = (engine.gate_report or {}).get("noise", {}).get("rows", 0.0)
     return TOLERANCE[dtype] if dtype == "float32" else max(TOLERANCE[dtype], 2 * noise)
