@@ -17,7 +17,7 @@ from kvfix.errors import KVFixError, UsageError
 from kvfix.pipeline.admission import admit
 from kvfix.pipeline.clock import Clock
 from kvfix.pipeline.edit import edit
-from kvfix.pipeline.measure import ROUNDS, Arms, compare_arms, ratio_spread, spread, timed_ms
+from kvfix.pipeline.measure import ROUNDS, Arms, compare_arms, ratio_spread, spread
 from kvfix.pipeline.plan import EditOptions
 from kvfix.selectors import Budget, SelectionContext, get_selector, make_plan
 
@@ -95,7 +95,7 @@ def _row(engine: Engine, context: int, k: int, span: int, at: int, rounds: int) 
         **compare_arms(arms, rounds),
     }
     del arms
-    return {**row, **_plain_prefill(engine, new_ids, rounds), **_end_to_end(engine, old, new, k, rounds)}
+    return {**row, **_end_to_end(engine, old, new, k, rounds)}
 
 
 def texts_of(engine: Engine, context: int, span: int, at: int) -> tuple[str, str]:
@@ -155,16 +155,6 @@ def exactness(engine: Engine, arms: Arms, old_ids: np.ndarray) -> float:
         float((mine - theirs).abs().max()) for mine, theirs in ((cache.keys, fresh.keys), (cache.values, fresh.values))
     ]
     return max(worst)
-
-
-def _plain_prefill(engine: Engine, ids: np.ndarray, rounds: int) -> dict[str, Any]:
-    """kvfix's prefill beside the model's own forward pass without logits."""
-    own, ours = [], []
-    for _ in range(rounds + 1):
-        with engine.plain_attention():
-            own.append(timed_ms(engine, lambda: engine.plain_forward(ids)))
-        ours.append(timed_ms(engine, lambda: engine.prefill(ids)))
-    return {"plain_forward_ms": spread(own[1:]), "prefill_speed": ratio_spread(own[1:], ours[1:])}
 
 
 def _end_to_end(engine: Engine, old: str, new: str, k: int, rounds: int) -> dict[str, Any]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvfix.pipeline.plan import Change
 
 ROUNDS = 5
+ARMS = ("full", "plain_full", "repair", "suffix", "plain_suffix")
+BASELINES = dict.fromkeys(("full", "suffix"), "kvfix") | dict.fromkeys(("plain_full", "plain_suffix"), "plain forward")
 
 
 def spread(samples: list[float]) -> dict[str, float]:
@@ -67,6 +69,10 @@ class Arms:
         """A fresh prefill of the whole text."""
         return self.engine.prefill(self.token_ids, room=0)
 
+    def plain_full(self) -> None:
+        """The whole text by the model's own forward."""
+        self.engine.plain_forward(self.token_ids)
+
     def suffix(self, fresh: KVCache) -> None:
         """Every row from the edit on, behind the cached prefix, by kvfix."""
         self.engine.recompute(fresh, np.arange(self.first, len(self.token_ids)))
@@ -85,37 +91,51 @@ class Arms:
 
 
 def medians(engine: Engine, change: Change, plan: RepairPlan, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Repair against full and suffix re-prefill, `rounds` interleaved rounds after one to warm up.
-
-    The suffix baseline is the faster of kvfix's own and the model's plain forward over a prefix cache.
-    """
+    """Repair against full and suffix re-prefill, `rounds` interleaved rounds after one to warm up."""
     rows = change.snapshot.rows.realigned(plan.source())
     return compare_arms(Arms(engine, rows, change.snapshot.segments, change.new.token_ids, plan), rounds)
 
 
 def compare_arms(arms: Arms, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Interleaved times of all arms; each time and ratio as a spread."""
-    engine = arms.engine
-    times: dict[str, list[float]] = {name: [] for name in ("full", "repair", "ours", "plain")}
+    """Interleaved times of all arms; each time and ratio as a spread.
+
+    Each baseline, full and suffix, is the faster of kvfix's own passes and the model's plain forward.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ARMS}
     for _ in range(rounds + 1):
-        fresh: list[KVCache] = []
-        times["full"].append(timed_ms(engine, lambda into=fresh: into.append(arms.full())))  # type: ignore[misc]
-        arms.ready()
-        times["repair"].append(timed_ms(engine, arms.repair))
-        arms.cache = None
-        prefix = arms.prefix_cache(fresh[0])
-        with engine.plain_attention():
-            times["plain"].append(timed_ms(engine, lambda cache=prefix: arms.plain_suffix(cache)))  # type: ignore[misc]
-        del prefix
-        times["ours"].append(timed_ms(engine, lambda cache=fresh[0]: arms.suffix(cache)))  # type: ignore[misc]
+        for name, ms in _round(arms).items():
+            times[name].append(ms)
     kept = {name: samples[1:] for name, samples in times.items()}
-    suffix = min(("ours", "plain"), key=lambda name: statistics.median(kept[name]))
+    full, suffix = (_faster(kept, ours, plain) for ours, plain in (("full", "plain_full"), ("suffix", "plain_suffix")))
     return {
         "rounds": rounds,
-        "full_prefill_ms": spread(kept["full"]),
+        "full_prefill_ms": spread(kept[full]),
+        "full_baseline": BASELINES[full],
         "suffix_prefill_ms": spread(kept[suffix]),
-        "suffix_baseline": "kvfix" if suffix == "ours" else "plain forward",
+        "suffix_baseline": BASELINES[suffix],
         "recompute_ms": spread(kept["repair"]),
-        "speedup_full": ratio_spread(kept["full"], kept["repair"]),
+        "speedup_full": ratio_spread(kept[full], kept["repair"]),
         "speedup_suffix": ratio_spread(kept[suffix], kept["repair"]),
+        "plain_forward_ms": spread(kept["plain_full"]),
+        "prefill_speed": ratio_spread(kept["plain_full"], kept["full"]),
     }
+
+
+def _round(arms: Arms) -> dict[str, float]:
+    """Each arm once, in milliseconds."""
+    engine, fresh = arms.engine, []
+    ms = {"full": timed_ms(engine, lambda: fresh.append(arms.full()))}
+    with engine.plain_attention():
+        ms["plain_full"] = timed_ms(engine, arms.plain_full)
+    arms.ready()
+    ms["repair"] = timed_ms(engine, arms.repair)
+    arms.cache = None
+    ms["suffix"] = timed_ms(engine, lambda: arms.suffix(fresh[0]))
+    prefix = arms.prefix_cache(fresh.pop())
+    with engine.plain_attention():
+        ms["plain_suffix"] = timed_ms(engine, lambda: arms.plain_suffix(prefix))
+    return ms
+
+
+def _faster(kept: dict[str, list[float]], *names: str) -> str:
+    return min(names, key=lambda name: statistics.median(kept[name]))
