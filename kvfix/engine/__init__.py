@@ -1,7 +1,8 @@
 """The engine: transformers models that prefill, recompute chosen rows, score and generate."""
 
 from kvfix.engine.cache import as_transformers_cache
-from kvfix.engine.engine import CacheShape, Continuation, Engine
+from kvfix.engine.continuations import Continuation
+from kvfix.engine.engine import CacheShape, Engine
 from kvfix.engine.gate import run_gate
 from kvfix.engine.rotation import rotations_from
 

@@ -13,22 +13,16 @@ import numpy as np
 import torch
 
 from kvfix.core import KVCache, LayerRotation, ModelKey, Notify
-from kvfix.engine import fingerprint, load
+from kvfix.engine import continuations, fingerprint, load
 from kvfix.engine.attention import NAME, Pass, running
 from kvfix.engine.cache import PassCache, Rows
+from kvfix.engine.continuations import Continuation
 from kvfix.engine.locate import locate
 from kvfix.engine.rope import PositionFacts, position_facts
 from kvfix.engine.text import Encoding, Text, make_template
 from kvfix.errors import DocumentError, UnsupportedModelError
 
 CHUNK_ROWS = 2048
-
-
-class Continuation(NamedTuple):
-    """Text tried behind a document: a query, and an answer whose likelihood is asked for."""
-
-    query_ids: list[int]
-    answer_ids: list[int]
 
 
 class CacheShape(NamedTuple):
@@ -269,7 +263,7 @@ class Engine:
         return cache.updated
 
     @torch.inference_mode()
-    def _logits(self, groups: list[Rows], rows: list[int]) -> torch.Tensor:
+    def logits(self, groups: list[Rows], rows: list[int]) -> torch.Tensor:
         """One pass, and logits `[len(rows), V]` of these rows (counted through all groups)."""
         inputs, _ = self._inputs(groups)
         with running(Pass(groups)):
@@ -287,7 +281,7 @@ class Engine:
         }
         return inputs, cache
 
-    # ---- continuations: several texts tried behind one document share its room
+    # ---- continuations behind a document
 
     def require_room(self, cache: KVCache, num_rows: int) -> None:
         """Raise `DocumentError` when `num_rows` more tokens exceed the model's context, or void the document's keys."""
@@ -299,80 +293,20 @@ class Engine:
                 f"the {limit} that {self.name} {takes}"
             )
 
-    def _behind(self, cache: KVCache, lengths: Sequence[int]) -> list[np.ndarray]:
-        """Slots in the room for texts of these lengths, side by side."""
-        starts = len(cache) + np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-        return [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-
-    @staticmethod
-    def _tail(cache: KVCache, slots: np.ndarray, done: int, token_ids: Sequence[int]) -> Rows:
-        """The next rows of a text whose slots are `slots`, of which `done` are computed already."""
-        end = done + len(token_ids)
-        num_rows = len(cache)
-        seen = np.full(int(slots[end - 1]) + 1, np.iinfo(np.int64).max)
-        seen[:num_rows] = np.arange(num_rows)
-        seen[slots[:end]] = num_rows + np.arange(end)
-        positions = num_rows + np.arange(done, end)
-        return Rows(cache, np.asarray(token_ids, np.int64), positions, slots[done:end], torch.from_numpy(seen))
-
-    def batches(self, cache: KVCache, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Indices of texts that fit the room together, in order. Raises `DocumentError` where one alone does not."""
-        room, used = cache.capacity - len(cache), 0
-        batch: list[int] = []
-        for index, length in enumerate(lengths):
-            self.require_room(cache, length)
-            if length > room:
-                raise DocumentError(f"a question and answer of {length} tokens; the room behind the document is {room}")
-            if used + length > room:
-                yield batch
-                batch, used = [], 0
-            batch.append(index)
-            used += length
-        if batch:
-            yield batch
-
     def answer_logprobs(self, cache: KVCache, tried: Sequence[Continuation]) -> Iterator[torch.Tensor]:
         """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions; the cache's rows stay as they are.
 
         Computed a roomful at a time, as they are asked for.
         """
-        lengths = [len(t.query_ids) + len(t.answer_ids) for t in tried]
-        for batch in self.batches(cache, lengths):
-            slots = self._behind(cache, [lengths[index] for index in batch])
-            groups, wanted, start = [], [], 0
-            for index, places in zip(batch, slots, strict=True):
-                query, answer = tried[index]
-                groups.append(self._tail(cache, places, 0, [*query, *answer]))
-                wanted += [start + len(query) - 1 + step for step in range(len(answer))]
-                start += lengths[index]
-            logprobs = self._logits(groups, wanted).float().log_softmax(-1).cpu()
-            yield from torch.split(logprobs, [len(tried[index].answer_ids) for index in batch])
+        return continuations.answer_logprobs(self, cache, tried)
 
     def generate(self, cache: KVCache, queries: Sequence[list[int]], max_new: int = 16) -> list[list[int]]:
         """Greedy continuations of several queries, each behind the document; the cache's rows stay as they are."""
-        stop = self._stop_ids
-        results: list[list[int]] = [[] for _ in queries]
-        for batch in self.batches(cache, [len(query) + max_new for query in queries]):
-            slots = dict(zip(batch, self._behind(cache, [len(queries[i]) + max_new for i in batch]), strict=True))
-            pending = {index: list(queries[index]) for index in batch}
-            done = dict.fromkeys(batch, 0)
-            for _ in range(max_new):
-                groups = [self._tail(cache, slots[i], done[i], pending[i]) for i in pending]
-                ends = np.cumsum([len(rows) for rows in groups]) - 1
-                chosen = self._logits(groups, ends.tolist()).argmax(-1).tolist()
-                for index, token in zip(list(pending), chosen, strict=True):
-                    done[index] += len(pending[index])
-                    if token in stop:
-                        del pending[index]
-                        continue
-                    results[index].append(token)
-                    pending[index] = [token]
-                if not pending:
-                    break
-        return results
+        return continuations.generate(self, cache, queries, max_new)
 
     @cached_property
-    def _stop_ids(self) -> set[int]:
+    def stop_ids(self) -> set[int]:
+        """Tokens that end a continuation."""
         given = getattr(self.model.generation_config, "eos_token_id", None)
         given = self.text.tokenizer.eos_token_id if given is None else given
         return set(given if isinstance(given, list) else [given]) - {None}

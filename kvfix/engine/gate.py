@@ -15,7 +15,9 @@ from kvfix.core import KVCache, LayerRotation, RowMap
 from kvfix.diff import diff_tokens
 from kvfix.engine.attention import Pass
 from kvfix.engine.cache import Rows
-from kvfix.engine.engine import Continuation, Engine
+from kvfix.engine.continuations import Continuation
+from kvfix.engine.engine import Engine
+from kvfix.engine.refusals import refuse_by_config, refuse_by_trace
 from kvfix.engine.rotation import find_rotations
 from kvfix.errors import UnsupportedModelError, first_line
 from kvfix.ops.positional_attention.naive import positional_attention_naive
@@ -32,7 +34,6 @@ FP32_TOLERANCE = 1e-4
 HALF_TOLERANCE = 2.0**-6
 # what architectures raise that keep another kind of state, or take other arguments
 FORWARD_FAULTS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
 @dataclass(frozen=True)
@@ -85,69 +86,6 @@ def run_gate(engine: Engine) -> dict[str, Any]:
         "noise": noise,
         "rotation": finding,
     }
-
-
-# ---- refusals that need no arithmetic
-
-
-def refuse_by_config(engine: Engine) -> None:
-    """Raise for architectures without plain per-token keys and values, by what the config says."""
-    config, name = engine.config.get_text_config(), engine.name
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name}: an encoder-decoder model; kvfix repairs decoder-only models")
-    if getattr(config, "kv_lora_rank", None):
-        raise UnsupportedModelError(f"{name}: multi-head latent attention keeps no plain keys and values per head")
-    given = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    for layer_type in given:
-        if layer_type not in KNOWN_LAYER_TYPES:
-            raise UnsupportedModelError(
-                f"{name}: layers of type {layer_type!r} keep no per-token keys and values to repair"
-            )
-    for mark in (
-        "ssm_cfg",
-        "mamba_d_state",
-        "state_size",
-        "attn_layer_period",
-        "rwkv_hidden_size",
-        "attention_hidden_size",
-    ):
-        if getattr(config, mark, None):
-            raise UnsupportedModelError(
-                f"{name}: a recurrent or hybrid model ({mark}); its state has no rows to repair"
-            )
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise UnsupportedModelError(f"{name}: layers that share their keys and values are not supported")
-
-
-def _expected_windows(config: Any, num_layers: int) -> list[int | None]:
-    """Each layer's window by the config."""
-    window = getattr(config, "sliding_window", None)
-    if window is None or getattr(config, "use_sliding_window", True) is False:
-        return [None] * num_layers
-    types = getattr(config, "layer_types", None)
-    if types is None:
-        return [window] * num_layers
-    return [window if kind == "sliding_attention" else None for kind in types]
-
-
-def _refuse_by_trace(engine: Engine, this: Pass, updated: list[int]) -> None:
-    """Raise when the model does not store and attend once a layer, or hides a window from its attention."""
-    layers = list(range(engine.shape.layers))
-    if sorted(updated) != layers or sorted(this.attended) != layers:
-        raise UnsupportedModelError(
-            f"{engine.name}: {len(layers)} layers, but {len(set(updated))} stored keys and {len(this.attended)} asked "
-            "kvfix for attention; layers without their own keys and values cannot be repaired"
-        )
-    expected = _expected_windows(engine.config.get_text_config(), len(layers))
-    for layer, window in enumerate(expected):
-        if this.attended[layer] != window:
-            raise UnsupportedModelError(
-                f"{engine.name}: layer {layer} should see a window of {window} by its config, "
-                f"but asks for {this.attended[layer]}"
-            )
-
-
-# ---- comparisons
 
 
 def _gate_ids(engine: Engine) -> np.ndarray:
@@ -269,7 +207,7 @@ def _traced_prefill(engine: Engine, ids: np.ndarray) -> KVCache:
     cache = engine.new_cache(ids)
     this = Pass([Rows.at(cache, np.arange(len(ids)))])
     updated = engine.run_pass(this)
-    _refuse_by_trace(engine, this, updated)
+    refuse_by_trace(engine, this, updated)
     return cache
 
 

@@ -143,20 +143,20 @@ def test_a_continuation_ends_before_the_end_mark(gated, monkeypatch, place):
     engine = gated("llama")
     cache = cache_of(engine)
     whole = engine.generate(cache, QUERIES, max_new=8)
-    monkeypatch.setitem(engine.__dict__, "_stop_ids", {whole[0][place]})
+    monkeypatch.setitem(engine.__dict__, "stop_ids", {whole[0][place]})
     expected = [ids[: ids.index(whole[0][place])] if whole[0][place] in ids else ids for ids in whole]
     assert engine.generate(cache, QUERIES, max_new=8) == expected
 
 
 def test_the_end_marks_are_the_generation_configs(gated, monkeypatch):
     engine = gated("llama")
-    assert engine._stop_ids == {1}
+    assert engine.stop_ids == {1}
     monkeypatch.setattr(engine.model.generation_config, "eos_token_id", [1, 77])
-    monkeypatch.delitem(engine.__dict__, "_stop_ids")
-    assert engine._stop_ids == {1, 77}
+    monkeypatch.delitem(engine.__dict__, "stop_ids")
+    assert engine.stop_ids == {1, 77}
     monkeypatch.setattr(engine.model.generation_config, "eos_token_id", None)
-    monkeypatch.delitem(engine.__dict__, "_stop_ids")
-    assert engine._stop_ids == {1}
+    monkeypatch.delitem(engine.__dict__, "stop_ids")
+    assert engine.stop_ids == {1}
 
 
 class TestTransformersCache:

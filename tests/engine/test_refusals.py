@@ -9,7 +9,7 @@ import torch
 from kvfix.engine import Engine, attention, cache, gate, rotation, run_gate
 from kvfix.engine.attention import Pass, refuse_unknown
 from kvfix.engine.cache import PassCache, Rows
-from kvfix.engine.gate import refuse_by_config
+from kvfix.engine.refusals import refuse_by_config
 from kvfix.errors import UnsupportedModelError
 from kvfix.ops import positional_attention
 
