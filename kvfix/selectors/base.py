@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -25,15 +25,54 @@ class Budget:
         return total if self.cap is None else min(total, self.cap)
 
 
+class Evidence(Protocol):
+    """What the model can tell of the stale rows, in the new order and before anything is repaired; costs passes."""
+
+    def query_attention(self, query_ids: tuple[int, ...]) -> np.ndarray:
+        """`[N]` fp32: how much a question behind the document attends to each row, 0 for rows that have no stale state.
+
+        Mean over layers, query tokens and heads of a softmax over the document's keys alone.
+        """
+        ...
+
+    def deviation(self, layer: int, of: str) -> np.ndarray:
+        """`[N]` fp32: ‖fresh − stale‖² of each row's keys and values at `layer`, heads summed.
+
+        `of` is "keys", "values" or "both". 0 before the edit and for rows that have no stale state.
+        """
+        ...
+
+
+class Diagnosis(Protocol):
+    """What only a benchmark knows: the fresh cache and the answers. For diagnostic selectors alone."""
+
+    def transplant_effects(self, positions: np.ndarray) -> np.ndarray:
+        """`[len(positions)]` fp32: the margin gained when that one row of the stale cache is the fresh one's."""
+        ...
+
+    def carriers(self) -> list[int]:
+        """Positions after the edit where the new answer's text begins, ascending."""
+        ...
+
+
 @dataclass(frozen=True)
 class SelectionContext:
-    """All that a selector may look at: the edited text and the edit's place; never answers or an oracle."""
+    """All that a selector may look at: the edited text, the edit's place, the question and the stale rows.
+
+    `evidence` is None where there are no weights, `diagnosis` everywhere but in benchmarks; a selector that lacks what
+    it needs raises `UsageError`.
+    """
 
     diff: TokenDiff
     budget: Budget
     text: str  # the edited document
     offsets: np.ndarray  # [N - num_prefix, 2] characters of its tokens
     num_prefix: int
+    new_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # [N]
+    old_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # [N_old]
+    query_ids: tuple[int, ...] = ()  # the question as it will stand behind the document; empty: none is known
+    evidence: Evidence | None = None
+    diagnosis: Diagnosis | None = None
 
     @cached_property
     def free(self) -> np.ndarray:
