@@ -1,4 +1,4 @@
-"""Texts tried behind a document: several at once share the room behind its rows, none of them sees another."""
+"""Texts tried behind documents: several share a pass and the room behind their rows, none of them sees another."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from kvfix.errors import DocumentError
 if TYPE_CHECKING:
     from kvfix.engine.engine import Engine
 
+# rows of one pass, unless one text alone has more: bounds what its logits take
+PASS_ROWS = 512
+
 
 class Continuation(NamedTuple):
     """Text tried behind a document: a query, and an answer whose likelihood is asked for."""
@@ -23,36 +26,36 @@ class Continuation(NamedTuple):
     answer_ids: list[int]
 
 
-def answer_logprobs(engine: Engine, cache: KVCache, tried: Sequence[Continuation]) -> Iterator[torch.Tensor]:
-    """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions, a roomful at a time."""
-    lengths = [len(t.query_ids) + len(t.answer_ids) for t in tried]
-    for batch in _batches(engine, cache, lengths):
-        slots = _behind(cache, [lengths[index] for index in batch])
+def answer_logprobs(engine: Engine, jobs: Sequence[tuple[KVCache, Continuation]]) -> Iterator[torch.Tensor]:
+    """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions, a batch at a time."""
+    lengths = [len(tried.query_ids) + len(tried.answer_ids) for _, tried in jobs]
+    for batch in _batches(engine, [cache for cache, _ in jobs], lengths):
+        slots = _side_by_side([jobs[index][0] for index in batch], [lengths[index] for index in batch])
         groups, wanted, start = [], [], 0
         for index, places in zip(batch, slots, strict=True):
-            query, answer = tried[index]
+            cache, (query, answer) = jobs[index]
             groups.append(_tail(cache, places, 0, [*query, *answer]))
             wanted += [start + len(query) - 1 + step for step in range(len(answer))]
             start += lengths[index]
         logprobs = engine.logits(groups, wanted).float().log_softmax(-1).cpu()
-        yield from torch.split(logprobs, [len(tried[index].answer_ids) for index in batch])
+        yield from torch.split(logprobs, [len(jobs[index][1].answer_ids) for index in batch])
 
 
-def generate(engine: Engine, cache: KVCache, queries: Sequence[list[int]], max_new: int) -> list[list[int]]:
-    """Greedy continuations of several queries."""
+def generate(engine: Engine, jobs: Sequence[tuple[KVCache, list[int]]], max_new: int) -> list[list[int]]:
+    """Greedy continuations of queries, each behind its cache's document."""
     results: list[list[int]] = []
-    for batch in _batches(engine, cache, [len(query) + max_new for query in queries]):
-        results += _decode(engine, cache, [queries[index] for index in batch], max_new)
+    for batch in _batches(engine, [cache for cache, _ in jobs], [len(query) + max_new for _, query in jobs]):
+        results += _decode(engine, [jobs[index] for index in batch], max_new)
     return results
 
 
-def _decode(engine: Engine, cache: KVCache, queries: list[list[int]], max_new: int) -> list[list[int]]:
-    """Token by token, one pass a step for all queries that have not ended; they fit the room together."""
-    slots = _behind(cache, [len(query) + max_new for query in queries])
-    results: list[list[int]] = [[] for _ in queries]
-    pending, done = dict(enumerate(queries)), [0] * len(queries)
+def _decode(engine: Engine, jobs: Sequence[tuple[KVCache, list[int]]], max_new: int) -> list[list[int]]:
+    """Token by token, one pass a step for all queries that have not ended; they fit their rooms together."""
+    slots = _side_by_side([cache for cache, _ in jobs], [len(query) + max_new for _, query in jobs])
+    results: list[list[int]] = [[] for _ in jobs]
+    pending, done = {n: query for n, (_, query) in enumerate(jobs)}, [0] * len(jobs)
     for _ in range(max_new):
-        groups = [_tail(cache, slots[n], done[n], ids) for n, ids in pending.items()]
+        groups = [_tail(jobs[n][0], slots[n], done[n], ids) for n, ids in pending.items()]
         ends = np.cumsum([len(rows) for rows in groups]) - 1
         chosen = engine.logits(groups, ends.tolist()).argmax(-1).tolist()
         for n, token in zip(list(pending), chosen, strict=True):
@@ -67,27 +70,42 @@ def _decode(engine: Engine, cache: KVCache, queries: list[list[int]], max_new: i
     return results
 
 
-def _batches(engine: Engine, cache: KVCache, lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of texts that fit the room together, in order. Raises `DocumentError` where one alone does not."""
-    room, used = cache.capacity - len(cache), 0
+def _batches(engine: Engine, caches: Sequence[KVCache], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of texts that one pass takes, in order: each cache's fit its room together, all of them `PASS_ROWS`.
+
+    Raises `DocumentError` for a text that does not fit alone.
+    """
     batch: list[int] = []
-    for index, length in enumerate(lengths):
+    used: dict[int, int] = {}  # rows of each cache's room, by its id
+    for index, (cache, length) in enumerate(zip(caches, lengths, strict=True)):
         engine.require_room(cache, length)
+        room = cache.capacity - len(cache)
         if length > room:
             raise DocumentError(f"a question and answer of {length} tokens; the room behind the document is {room}")
-        if used + length > room:
+        full = used.get(id(cache), 0) + length > room or sum(used.values()) + length > PASS_ROWS
+        if batch and (full or not _share_frequencies(engine, caches[batch[0]], cache)):
             yield batch
-            batch, used = [], 0
+            batch, used = [], {}
         batch.append(index)
-        used += length
+        used[id(cache)] = used.get(id(cache), 0) + length
     if batch:
         yield batch
 
 
-def _behind(cache: KVCache, lengths: Sequence[int]) -> list[np.ndarray]:
-    """Slots in the room for texts of these lengths, side by side."""
-    starts = len(cache) + np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-    return [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+def _share_frequencies(engine: Engine, one: KVCache, other: KVCache) -> bool:
+    """Whether one pass may hold both: beyond LongRoPE's limit the longest text decides for all."""
+    return engine.positions.crosses(len(one), len(one)) == engine.positions.crosses(len(other), len(other))
+
+
+def _side_by_side(caches: Sequence[KVCache], lengths: Sequence[int]) -> list[np.ndarray]:
+    """Slots in the caches' rooms for texts of these lengths; those behind one document stand one after another."""
+    ends: dict[int, int] = {}
+    slots = []
+    for cache, length in zip(caches, lengths, strict=True):
+        start = ends.get(id(cache), len(cache))
+        ends[id(cache)] = start + length
+        slots.append(np.arange(start, start + length))
+    return slots
 
 
 def _tail(cache: KVCache, slots: np.ndarray, done: int, token_ids: Sequence[int]) -> Rows:

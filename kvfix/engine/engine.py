@@ -296,13 +296,21 @@ class Engine:
     def answer_logprobs(self, cache: KVCache, tried: Sequence[Continuation]) -> Iterator[torch.Tensor]:
         """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions; the cache's rows stay as they are.
 
-        Computed a roomful at a time, as they are asked for.
+        Computed a batch at a time, as they are asked for.
         """
-        return continuations.answer_logprobs(self, cache, tried)
+        return self.answer_logprobs_of([(cache, continuation) for continuation in tried])
+
+    def answer_logprobs_of(self, jobs: Sequence[tuple[KVCache, Continuation]]) -> Iterator[torch.Tensor]:
+        """`answer_logprobs` for several documents, packed into as few passes as their rooms allow."""
+        return continuations.answer_logprobs(self, jobs)
 
     def generate(self, cache: KVCache, queries: Sequence[list[int]], max_new: int = 16) -> list[list[int]]:
         """Greedy continuations of several queries, each behind the document; the cache's rows stay as they are."""
-        return continuations.generate(self, cache, queries, max_new)
+        return self.generate_of([(cache, query) for query in queries], max_new)
+
+    def generate_of(self, jobs: Sequence[tuple[KVCache, list[int]]], max_new: int = 16) -> list[list[int]]:
+        """`generate` for several documents, one pass a step for all that fit their rooms together."""
+        return continuations.generate(self, jobs, max_new)
 
     @cached_property
     def stop_ids(self) -> set[int]:

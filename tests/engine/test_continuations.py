@@ -122,6 +122,53 @@ class TestRoom:
             engine.generate(cache, [[5] * 4], max_new=9)
 
 
+def caches_of(engine, room: int) -> list[KVCache]:
+    """Documents of different lengths and tokens."""
+    return [engine.prefill(ids_of(length, length), room=room) for length in (90, 20, 61)]
+
+
+@pytest.mark.parametrize("pass_rows", [8, 30, 512])
+@pytest.mark.parametrize("room", [16, 40, 300])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "smollm3"])
+def test_several_documents_at_once_equal_one_by_one(gated, monkeypatch, name, room, pass_rows):
+    engine = gated(name)
+    caches = caches_of(engine, room)
+    pairs = [(cache, query) for query in QUERIES for cache in caches]
+    jobs = [(cache, Continuation(query, ids_of(3, n).tolist())) for n, (cache, query) in enumerate(pairs)]
+    alone = [next(engine.answer_logprobs(cache, [tried])) for cache, tried in jobs]
+    continued = [engine.generate(cache, [query], max_new=9)[0] for cache, query in pairs]
+    monkeypatch.setattr("kvfix.engine.continuations.PASS_ROWS", pass_rows)
+    together = list(engine.answer_logprobs_of(jobs))
+    assert all((one - other).abs().max() <= NATS for one, other in zip(together, alone, strict=True))
+    assert engine.generate_of(pairs, max_new=9) == continued
+
+
+def test_a_pass_holds_no_more_rows_than_it_may(gated, monkeypatch):
+    engine = gated("llama")
+    passes = []
+    real = engine.logits
+    monkeypatch.setattr(engine, "logits", lambda groups, rows: passes.append(groups) or real(groups, rows))
+    monkeypatch.setattr("kvfix.engine.continuations.PASS_ROWS", 10)
+    caches = caches_of(engine, 100)
+    list(
+        engine.answer_logprobs_of(
+            [(cache, Continuation([5] * length, [6])) for cache, length in zip(caches, (4, 4, 20), strict=True)]
+        )
+    )
+    assert [sum(len(rows) for rows in groups) for groups in passes] == [10, 21]
+
+
+def test_texts_on_both_sides_of_longropes_limit(gated):
+    """The longest text of a call decides the frequencies of all of them."""
+    engine = gated("llama-longrope")
+    jobs = [
+        (engine.prefill(ids_of(length, length), room=60), Continuation([5, 6, 7], [8, 9])) for length in (100, 300, 120)
+    ]
+    alone = [next(engine.answer_logprobs(cache, [tried])) for cache, tried in jobs]
+    together = list(engine.answer_logprobs_of(jobs))
+    assert all((one - other).abs().max() <= NATS for one, other in zip(together, alone, strict=True))
+
+
 def test_nothing_to_try(gated):
     engine = gated("llama")
     cache = cache_of(engine)
