@@ -87,7 +87,7 @@ def _interruptible() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
+        if number == signal.SIGTERM or handler is not signal.SIG_IGN:
             signal.signal(number, stop)
     try:
         yield

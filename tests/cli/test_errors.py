@@ -4,9 +4,12 @@ import os
 import shutil
 import signal
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from kvfix.api import KVFix
 from kvfix.store import Store
 
 
@@ -163,13 +166,35 @@ def test_the_unexpected_is_one_line(place, at, monkeypatch):
     assert "Traceback" in at("status").err
 
 
+@contextmanager
+def handled_by(number: int, handler: object) -> Iterator[None]:
+    """The process's own way with a signal, whatever the one that started the tests has set."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals(place, at, monkeypatch, number, code):
     monkeypatch.setattr("kvfix.api.KVFix.status", lambda self, path=None: os.kill(os.getpid(), number))
-    before = signal.getsignal(number)
-    result = at("status", "--json")
-    assert (result.code, result.json["error"]["code"]) == (code, "interrupted")
-    assert signal.getsignal(number) is before
+    with handled_by(number, signal.default_int_handler):
+        result = at("status", "--json")
+        assert (result.code, result.json["error"]["code"]) == (code, "interrupted")
+        assert signal.getsignal(number) is signal.default_int_handler
+
+
+def test_an_interrupt_that_the_caller_ignores_stays_ignored(place, at, monkeypatch):
+    real = KVFix.status
+    seen = []
+    monkeypatch.setattr(
+        "kvfix.api.KVFix.status",
+        lambda self, path=None: (seen.append(os.kill(os.getpid(), signal.SIGINT)), real(self, path))[1],
+    )
+    with handled_by(signal.SIGINT, signal.SIG_IGN):
+        assert at("status", "--json").code == 0
+    assert seen == [None]
 
 
 def test_settings_come_from_the_file_above_the_corpus(place, kvfix, model):
