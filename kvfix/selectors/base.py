@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from kvfix.core import RepairPlan, TokenDiff
+from kvfix.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,31 @@ class SelectionContext:
         """B, the rows to spend besides the spans."""
         return self.budget.rows(len(self.diff.spans))
 
+    def first_token(self, character: int) -> int:
+        """The position of the first token that begins at a character of the text or behind it; N where none does."""
+        return self.num_prefix + int(np.searchsorted(self.offsets[:, 0], character))
+
+    def require_evidence(self, asking: Selector) -> Evidence:
+        """The evidence. Raises `UsageError` where there is none."""
+        if self.evidence is None:
+            raise UsageError(f"selector {asking.name} looks at the stale rows with the model, and here is none")
+        return self.evidence
+
+    def require_diagnosis(self, asking: Selector) -> Diagnosis:
+        """The diagnosis. Raises `UsageError` where there is none."""
+        if self.diagnosis is None:
+            raise UsageError(
+                f"selector {asking.name} is a diagnostic: it needs the fresh cache and the answers; "
+                "use `kvfix bench items`"
+            )
+        return self.diagnosis
+
 
 class Selector(ABC):
     """One policy: `select` names rows of the pool D. `name` is what users type."""
 
     name: ClassVar[str]
+    needs_evidence: ClassVar[bool] = False  # such a one cannot choose without the model; it takes at most B rows
 
     @abstractmethod
     def select(self, context: SelectionContext) -> np.ndarray:
@@ -110,6 +131,22 @@ def windows(free: np.ndarray, starts: list[int], num_rows: int) -> np.ndarray:
         open_rows = start + np.flatnonzero(free[start:] & ~taken[start:])
         taken[open_rows[:wanted]] = True
     return np.flatnonzero(taken)
+
+
+def top_rows(scores: np.ndarray, candidates: np.ndarray, num_rows: int) -> np.ndarray:
+    """The `num_rows` of the `candidates` (ascending) with the highest scores, ascending; ties go to the lower position.
+
+    `scores[i]` is that of `candidates[i]`.
+    """
+    return np.sort(candidates[np.argsort(-scores, kind="stable")[:num_rows]])
+
+
+def largest_plan(selector: Selector, context: SelectionContext) -> RepairPlan:
+    """How much a selector that needs evidence may recompute, said without any: B rows, the pool's first for its own."""
+    recompute = context.diff.source < 0
+    recompute[np.flatnonzero(context.free)[: context.num_rows]] = True
+    reason = f"{selector.name} chooses its rows with the model; this is the most that it takes"
+    return RepairPlan(context.diff, np.flatnonzero(recompute), selector.name, context.budget.k, reason=reason)
 
 
 def make_plan(selector: Selector, context: SelectionContext) -> RepairPlan:

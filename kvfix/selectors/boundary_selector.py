@@ -21,8 +21,7 @@ class BoundarySelector(Selector):
         chosen = np.zeros(len(context.free), bool)
         for span in context.diff.spans:
             end = block_end(context.text, self._character(context, span.new_start, span.new_end))
-            last = context.num_prefix + int(np.searchsorted(context.offsets[:, 0], end))
-            chosen[span.new_end : last] = True
+            chosen[span.new_end : context.first_token(end)] = True
         rows = np.flatnonzero(chosen & context.free)
         return rows if context.budget.cap is None else rows[: context.budget.cap]
 

@@ -12,8 +12,14 @@ from kvfix.selectors.base import Selector
 SELECTORS = {
     "editlocal": "editlocal_selector.EditLocalSelector",
     "boundary": "boundary_selector.BoundarySelector",
+    "structure": "structure_selector.StructureSelector",
+    "attention": "attention_selector.AttentionSelector",
+    "deviation": "deviation_selector.DeviationSelector",
+    "epic": "epic_selector.EpicSelector",
     "random": "random_selector.RandomSelector",
     "exact": "exact_selector.ExactSelector",
+    "causal": "causal_selector.CausalSelector",
+    "carrier": "carrier_selector.CarrierSelector",
 }
 
 

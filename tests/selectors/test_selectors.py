@@ -7,42 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfix.core import EditSpan, TokenDiff
+from kvfix.core import TokenDiff
 from kvfix.errors import UnknownSelectorError
 from kvfix.selectors import SELECTORS, Budget, SelectionContext, Selector, get_selector, make_plan
 from kvfix.selectors.base import windows
 from kvfix.selectors.blocks import blocks
-
-PREFIX = 2
-
-
-def diff_of(num_new: int, *spans: tuple[int, int, int]) -> TokenDiff:
-    """A diff of N new rows, prefix included; spans are (start, new tokens, old tokens) in order."""
-    made, shift, source = [], 0, np.full(num_new, -1, np.int64)
-    at = 0
-    for start, num, num_old in spans:
-        source[at:start] = np.arange(at, start) + shift
-        made.append(EditSpan(start + shift, start + shift + num_old, start, start + num))
-        shift += num_old - num
-        at = start + num
-    source[at:] = np.arange(at, num_new) + shift
-    return TokenDiff(tuple(made), num_new + shift, source)
-
-
-def context_of(diff: TokenDiff, k: int, cap: int | None = None, text: str | None = None) -> SelectionContext:
-    """A document of one character a token."""
-    num = diff.num_new - PREFIX
-    offsets = np.stack([np.arange(num), np.arange(1, num + 1)], 1)
-    return SelectionContext(diff, Budget(k, cap), "x" * num if text is None else text, offsets, PREFIX)
-
-
-def select(name: str, context: SelectionContext, **settings) -> list[int]:
-    """The selected rows; what every selector owes is checked on the way."""
-    rows = get_selector(name, **settings).select(context)
-    assert rows.dtype == np.int64
-    assert (np.diff(rows) > 0).all()
-    assert context.free[rows].all()
-    return rows.tolist()
+from tests.selectors.contexts import PREFIX, Signals, context_of, diff_of, diffs, select
 
 
 def editlocal_by_hand(diff: TokenDiff, num_rows: int) -> list[int]:
@@ -96,18 +66,6 @@ def test_editlocal(case):
     assert editlocal_by_hand(diff, context.num_rows) == expected
 
 
-@st.composite
-def diffs(draw) -> TokenDiff:
-    """Random spans, any distance apart."""
-    spans, at = [], PREFIX
-    for _ in range(draw(st.integers(1, 5))):
-        start = at + draw(st.integers(0 if not spans else 1, 15))
-        num, num_old = draw(st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(any))
-        spans.append((start, num, num_old))
-        at = start + num
-    return diff_of(at + draw(st.integers(0, 30)), *spans)
-
-
 @given(diffs(), st.integers(0, 40), st.none() | st.integers(0, 60))
 def test_editlocal_equals_the_slow_one(diff, k, cap):
     context = context_of(diff, k, cap)
@@ -117,9 +75,11 @@ def test_editlocal_equals_the_slow_one(diff, k, cap):
 @given(diffs(), st.sampled_from(list(SELECTORS)), st.integers(0, 40), st.none() | st.integers(0, 60))
 def test_what_every_selector_owes(diff, name, k, cap):
     """Rows of the pool alone, within the budget, and a plan that holds every span."""
-    context = context_of(diff, k, cap)
+    text = ("ab, c.\n\n" * diff.num_new)[: diff.num_new - PREFIX]
+    signals = Signals(np.arange(diff.num_new) % 7, tuple(np.flatnonzero(diff.source >= diff.first)[5:6]))
+    context = context_of(diff, k, cap, text, signals)
     rows = select(name, context)
-    if name in ("editlocal", "random"):
+    if name not in ("boundary", "exact"):
         assert len(rows) <= context.num_rows
     if name == "boundary" and cap is not None:
         assert len(rows) <= cap
