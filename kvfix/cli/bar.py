@@ -18,7 +18,7 @@ class Bar:
     """Counts tokens towards a total that is estimated from characters, better with every document."""
 
     def __init__(self, out: Output) -> None:
-        self._progress = _progress(out) if out.draws else None
+        self._progress = progress_on(out) if out.draws else None
         self._chars: dict[tuple[str, str], int] = {}
         self._done_chars = 0
         self._done_tokens = 0
@@ -75,7 +75,8 @@ class Bar:
         return f", {speed:,.0f} a second, {words.duration((total - self._tokens) / speed * 1e3)} left"
 
 
-def _progress(out: Output) -> Any:
+def progress_on(out: Output) -> Any:
+    """A bar that disappears when it is done; its task has a field `figures`."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(

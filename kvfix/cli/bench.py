@@ -1,4 +1,4 @@
-"""kvfix bench: what repairs cost with a model on this machine."""
+"""kvfix bench: what repairs cost with a model on this machine, and what they recover."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvfix.cli import words
-from kvfix.cli.options import ENGINE, PRINTING, Contexts, EditAt, Ks, Rounds, Spans
+from kvfix.cli.bench_items import items
+from kvfix.cli.options import ENGINE, PRINTING, Contexts, EditAt, Ks, Rounds, Spans, numbers
 from kvfix.cli.verb import Run, verb
-from kvfix.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-bench = typer.Typer(help="Measure what a repair costs here.", rich_markup_mode="rich")
+bench = typer.Typer(help="Measure what a repair costs here, and what it recovers.", rich_markup_mode="rich")
 TIMES = ("full_prefill_ms", "suffix_prefill_ms", "recompute_ms", "end_to_end_ms")
 RATIOS = ("speedup_full", "speedup_suffix", "speedup_end_to_end")
 
@@ -27,7 +27,7 @@ def latency(
 
     Interleaved rounds in one process; no time is printed unless the repaired rows equal fresh ones first.
     """
-    contexts, ks, spans = _numbers("--context", context), _numbers("--k", k), _numbers("--span", span)
+    contexts, ks, spans = numbers("--context", context), numbers("--k", k), numbers("--span", span)
     from kvfix.bench.latency import run_latency
 
     with run.out.working("loading the model") as say:
@@ -35,14 +35,6 @@ def latency(
     run.out.document(body)
     if run.out.speaks:
         run.out.show(_table(body), _footnote(body, rounds))
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    """`8,32` as whole numbers. Raises `UsageError`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise UsageError(f"{option} {text}: expected whole numbers with commas between them")
-    return [int(part) for part in parts]
 
 
 def _table(body: dict[str, Any]) -> Table:
@@ -81,4 +73,5 @@ def _footnote(body: dict[str, Any], rounds: int) -> str:
     )
 
 
-latency.join(bench)
+for command in (latency, items):
+    command.join(bench)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from kvfix.config import ON_LOW, STRATEGIES, Settings
+from kvfix.errors import UsageError
 
 REPAIR = "What to recompute"
 CHECKS = "What to check"
@@ -144,6 +145,28 @@ EditAt = Annotated[
 Rounds = Annotated[
     int, option("--rounds", "Timed rounds after one to warm up.", BENCH, default=5, metavar="N", least=1)
 ]
+ItemsFile = Annotated[Path | None, option("--items", "Items, one JSON object a line.", BENCH, metavar="FILE.jsonl")]
+Selectors = Annotated[
+    str | None,
+    option("--selectors", "Ways of choosing rows.", BENCH, default="all deployable", metavar="NAME,..."),
+]
+RecordsFile = Annotated[
+    Path | None, option("--out", "Where records go; what it holds already is not run again.", BENCH, metavar="FILE")
+]
+Limit = Annotated[int | None, option("--limit", "Only the first items.", BENCH, metavar="N", least=1)]
+Seeds = Annotated[int, option("--seeds", "Draws of each random choice.", BENCH, default=5, metavar="N", least=1)]
+Transplant = Annotated[
+    int,
+    option(
+        "--transplant",
+        "Kept items whose rows are also copied, not recomputed.",
+        BENCH,
+        default=0,
+        metavar="N",
+        least=0,
+    ),
+]
+ReportOnly = Annotated[bool, flag("--report-only", "Run nothing: statistics of what --out holds.", BENCH)]
 
 # groups of options that several verbs share, by the name of the setting
 PRINTING = {"config": ConfigFile, "json": Json, "quiet": Quiet}
@@ -167,3 +190,11 @@ def place(parameter: Parameter) -> int:
     """Where a parameter stands in the help: arguments first, then panel by panel."""
     panels = (None, DOCUMENTS, REPAIR, BENCH, CHECKS, MODEL, COMMON)
     return panels.index(parameter.annotation.__metadata__[0].rich_help_panel)
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """`8,32` as whole numbers. Raises `UsageError`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(f"{option} {text}: expected whole numbers with commas between them")
+    return [int(part) for part in parts]

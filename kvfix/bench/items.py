@@ -1,0 +1,109 @@
+"""Benchmark items: a text before and after an edit, and a question whose answer the edit changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kvfix.errors import UsageError
+
+CONDITIONS = ("direct", "derived", "distance", "chain", "implicit")
+FIELDS = ("id", "condition", "distance", "before", "after", "question", "old", "new")
+# what an items file may say besides, for statistics by hand
+REMARKS = ("family", "split")
+MAY_BE_EMPTY = ("old", "new")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of an items file. Question and answers are used verbatim, each tokenised apart, behind the text."""
+
+    id: str
+    condition: str
+    distance: int  # tokens from the edit to what the answer rests on
+    before: str  # the whole text
+    after: str
+    question: str
+    old: str
+    new: str
+    family: str | None = None
+    split: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits of all that an answer depends on."""
+        texts = [self.before, self.after, self.question, self.old, self.new]
+        return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:12]
+
+
+def load_items(path: str | Path) -> list[Item]:
+    """Read an items file, one JSON object a line. Raises `UsageError`, which names file, line and field."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the items file: {error.strerror}") from error
+    items: dict[str, Item] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            item = _parse(line, f"{path}:{number}")
+            if item.id in items:
+                raise UsageError(f"{path}:{number}: field 'id': {item.id!r} has come before")
+            items[item.id] = item
+    if not items:
+        raise UsageError(f"{path}: holds no items")
+    return list(items.values())
+
+
+def dump_items(path: str | Path, items: Iterable[Item]) -> None:
+    """Write an items file; remarks that are not set are left out."""
+    lines = []
+    for item in items:
+        fields = {name: value for name, value in asdict(item).items() if value is not None}
+        lines.append(json.dumps(fields, ensure_ascii=False) + "\n")
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def _parse(line: str, where: str) -> Item:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON: {getattr(error, 'msg', error)}") from error
+    if not isinstance(fields, dict):
+        raise UsageError(f"{where}: expected a JSON object with the fields {', '.join(FIELDS)}")
+    for name in fields:
+        if name not in FIELDS + REMARKS:
+            known = f"{', '.join(FIELDS)} (and, as remarks, {', '.join(REMARKS)})"
+            raise UsageError(f"{where}: unknown field {name!r}; an item has {known}")
+    for name in FIELDS + REMARKS:
+        fault = _fault(fields, name)
+        if fault:
+            raise UsageError(f"{where}: field {name!r} {fault}")
+    for one, other in (("before", "after"), ("old", "new")):
+        if fields[one] == fields[other]:
+            raise UsageError(f"{where}: fields {one!r} and {other!r} are the same")
+    return Item(**fields)
+
+
+def _fault(fields: dict, name: str) -> str | None:
+    value = fields.get(name)
+    if name in REMARKS and value is None:
+        return None
+    if name not in fields:
+        return "is missing"
+    if name == "distance":
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return None if whole else f"must be a whole number of tokens, not {json.dumps(value)}"
+    if not isinstance(value, str):
+        return f"must be a string, not {json.dumps(value)}"
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        return "holds half a surrogate pair"
+    if not value and name not in MAY_BE_EMPTY:
+        return "is empty"
+    if name == "condition" and value not in CONDITIONS:
+        return f"must be one of {', '.join(CONDITIONS)}, not {value!r}"
+    return None

@@ -1,0 +1,82 @@
+"""A study's records: JSON lines that are only ever appended to, so that a study that was broken off goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kvfix.errors import UsageError
+
+SCHEMA = "kvfix.item/1"
+STALE = "stale"  # the selector of an item's own record
+
+Record = dict[str, Any]
+
+
+class Records:
+    """What is known already, by item, selector, k, seed and model; on disk where a file is given.
+
+    A last line that was not written to its end is left out, and overwritten by what is appended.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.all: list[Record] = []
+        self._known: dict[tuple, Record] = {}
+        self._torn_at: int | None = None  # bytes of whole lines, where more follows them
+        if path is not None and path.exists():
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path}: cannot read the records: {error.strerror}") from error
+        whole = data[: data.rfind(b"\n") + 1]
+        self._torn_at = len(whole) if len(whole) < len(data) else None
+        for number, line in enumerate(whole.splitlines(), 1):
+            self._note(_parse(line, f"{path}:{number}"))
+
+    def _note(self, record: Record) -> None:
+        key = key_of(record)
+        if key not in self._known:
+            self._known[key] = record
+            self.all.append(record)
+
+    def find(self, item: str, selector: str, k: int, seed: int, model: str) -> Record | None:
+        """The record of one repair by one model (its fingerprint)."""
+        return self._known.get((item, selector, k, seed, model))
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Take over records and have them on disk before returning."""
+        records = list(records)
+        for record in records:
+            self._note(record)
+        if self.path is None:
+            return
+        lines = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                if self._torn_at is not None:
+                    file.truncate(self._torn_at)
+                    self._torn_at = None
+                file.write(lines.encode())
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot write the records: {error.strerror}") from error
+
+
+def key_of(record: Record) -> tuple:
+    """What no two records share."""
+    return (record["id"], record["selector"], record["k"], record["seed"], record["model"]["fingerprint"])
+
+
+def _parse(line: bytes, where: str) -> Record:
+    try:
+        record = json.loads(line)
+        key_of(record)
+    except (ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{where}: not a record of `kvfix bench items`") from error
+    return record

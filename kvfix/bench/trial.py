@@ -1,0 +1,200 @@
+"""One item on one model: its stale and its fresh cache, and what repairs of the stale one recover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvfix import align, metrics
+from kvfix.bench.answers import Answer, Query, ask
+from kvfix.core import KVCache, RowMap
+from kvfix.diff import diff_tokens
+from kvfix.errors import DocumentError, UsageError
+from kvfix.pipeline.measure import timed_ms
+from kvfix.selectors import Budget, SelectionContext, get_selector, make_plan
+
+if TYPE_CHECKING:
+    from kvfix.bench.items import Item
+    from kvfix.engine import Engine
+
+GROUP_BYTES = 2e9  # of repaired caches in memory together
+TRANSPLANT = "transplant:"
+
+
+class Choice(NamedTuple):
+    """One way of repairing: a selector's name, behind `transplant:` where its rows are copied from the fresh cache."""
+
+    selector: str
+    k: int
+    seed: int = 0
+
+    @property
+    def transplants(self) -> bool:
+        return self.selector.startswith(TRANSPLANT)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The rows that a choice repairs, or why it has none."""
+
+    choice: Choice
+    positions: np.ndarray  # [M], spans included
+    select_ms: float | None
+    fault: str | None = None
+
+    @property
+    def arm(self) -> tuple[bool, bytes]:
+        """What is repaired how; equal ones are repaired once."""
+        return self.choice.transplants, self.positions.tobytes()
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """One repaired cache, judged."""
+
+    answer: Answer
+    recompute_ms: float | None  # None: copied from the fresh cache
+    upstream_unchanged: bool
+
+
+class Trial:
+    """An item's two texts, encoded and prefilled.
+
+    `before` is the cache of an earlier item's old text: the tokens that both begin with are not computed again.
+    Raises `DocumentError` for an item that cannot be repaired or does not fit the model.
+    """
+
+    def __init__(self, engine: Engine, item: Item, before: KVCache | None = None) -> None:
+        self.engine, self.item = engine, item
+        self.query = Query.of(engine, item)
+        old, self.new = engine.encode(item.before), engine.encode(item.after)
+        self.old_ids, self.new_ids = old.token_ids, self.new.token_ids
+        self.diff = diff_tokens(self.old_ids, self.new_ids)
+        self.rows = RowMap.of_base(np.arange(len(self.old_ids))).realigned(self.diff.source)
+        self._require_repairable()
+        self.stale = prefill_behind(engine, self.old_ids, self.query.room, before)
+        prefilled: list[KVCache] = []
+        self.full_prefill_ms = timed_ms(
+            engine, lambda: prefilled.append(engine.prefill(self.new_ids, room=self.query.room))
+        )
+        self.fresh = prefilled[0]
+        self.of_stale, self.of_fresh = ask(engine, [self.stale, self.fresh], self.query)
+
+    def _require_repairable(self) -> None:
+        if not self.diff.spans:
+            raise DocumentError("the edit changes no token")
+        if self.engine.positions.crosses(self.diff.num_old, self.diff.num_new):
+            raise DocumentError("at this length the model's frequencies depend on the length of the text")
+        if not self.engine.movable and any(run.delta for run in self.rows.runs()):
+            raise DocumentError("this model's keys do not simply turn with position, and rows have moved")
+        for num_rows in (self.diff.num_old, self.diff.num_new):
+            limit = self.engine.positions.limit_behind(num_rows)
+            if limit is not None and num_rows + self.query.longest > limit:
+                raise DocumentError(f"no room for {self.query.longest} tokens of question and answer (limit {limit})")
+
+    @property
+    def noise(self) -> float:
+        """What the gate has measured of rounding, in nats."""
+        return (self.engine.gate_report or {}).get("noise", {}).get("nats", 0.0)
+
+    @property
+    def dropped_reason(self) -> str | None:
+        """Why no repair of this item says anything, if so."""
+        if not self.of_fresh.margin > 0:
+            return "fresh wrong"
+        gap = metrics.margin_recovery(self.of_stale.margin, self.of_fresh.margin, self.of_fresh.margin, self.noise)
+        return "no margin gap" if gap is None else None
+
+    @property
+    def upstream_error(self) -> float:
+        """Largest difference of the rows before the edit between the stale and the fresh cache."""
+        first = self.diff.first
+        pairs = ((self.stale.keys, self.fresh.keys), (self.stale.values, self.fresh.values))
+        if not first:
+            return 0.0
+        return max(float((one[:, :, :first] - other[:, :, :first]).abs().max()) for one, other in pairs)
+
+    def aligned(self) -> KVCache:
+        """The stale rows in the new order, moved keys turned; rows that are stored nowhere are zero."""
+        cache = align.allocate(self.stale, self.rows, self.new_ids, self.query.room, self.engine.device)
+        align.gather(cache, self.rows, [self.stale])
+        align.turn(cache, self.rows, self.engine.rotations)
+        return cache
+
+    # ---- choices
+
+    def outcomes(self, choices: Sequence[Choice]) -> Iterator[tuple[Selected, Repaired | None]]:
+        """What each choice repairs and recovers; None for one that cannot choose here. Equal rows are repaired once."""
+        base = self.aligned()
+        selected = [self._select(choice) for choice in choices]
+        arms = {one.arm: one for one in selected if one.fault is None}
+        repaired = dict(zip(arms, self._repair(base, list(arms.values())), strict=True))
+        for one in selected:
+            yield one, repaired.get(one.arm) if one.fault is None else None
+
+    def _select(self, choice: Choice) -> Selected:
+        context = SelectionContext(
+            self.diff,
+            Budget(choice.k),
+            self.item.after,
+            self.new.offsets,
+            self.new.num_prefix,
+            new_ids=self.new_ids,
+            old_ids=self.old_ids,
+            query_ids=tuple(self.query.question),
+        )
+        selector = get_selector(choice.selector.removeprefix(TRANSPLANT), seed=choice.seed)
+        plans: list[np.ndarray] = []
+        try:
+            ms = timed_ms(self.engine, lambda: plans.append(make_plan(selector, context).positions))
+        except UsageError as error:
+            return Selected(choice, np.empty(0, np.int64), None, error.message)
+        return Selected(choice, plans[0], ms)
+
+    def _repair(self, base: KVCache, arms: list[Selected]) -> Iterator[Repaired]:
+        """Each arm's repair of a copy of `base`, a group at a time."""
+        size = max(1, int(GROUP_BYTES // (base.capacity * base.row_bytes)))
+        for start in range(0, len(arms), size):
+            group = arms[start : start + size]
+            caches = [_copy(base) for _ in group]
+            times = [self._renew(cache, arm) for cache, arm in zip(caches, group, strict=True)]
+            unchanged = [_equal(cache, base, self.diff.first) for cache in caches]
+            yield from map(Repaired, ask(self.engine, caches, self.query), times, unchanged)
+
+    def _renew(self, cache: KVCache, arm: Selected) -> float | None:
+        """Recompute the arm's rows, or copy them from the fresh cache, in place; the milliseconds of the former."""
+        positions = arm.positions
+        if arm.choice.transplants:
+            cache.keys[:, :, positions] = self.fresh.keys[:, :, positions]
+            cache.values[:, :, positions] = self.fresh.values[:, :, positions]
+            return None
+        return timed_ms(self.engine, lambda: self.engine.recompute(cache, positions))
+
+
+def prefill_behind(engine: Engine, token_ids: np.ndarray, room: int, before: KVCache | None) -> KVCache:
+    """A cache of these tokens; the rows of what they share with `before` at the start are copied from there."""
+    cache = engine.new_cache(token_ids, room)
+    shared = 0
+    if before is not None and not engine.positions.crosses(len(before), len(cache)):
+        shorter = min(len(before), len(cache))
+        differs = np.flatnonzero(before.token_ids[:shorter] != token_ids[:shorter])
+        shared = int(differs[0]) if len(differs) else shorter
+        cache.keys[:, :, :shared] = before.keys[:, :, :shared]
+        cache.values[:, :, :shared] = before.values[:, :, :shared]
+    engine.recompute(cache, np.arange(shared, len(cache)))
+    return cache
+
+
+def _copy(cache: KVCache) -> KVCache:
+    return KVCache(cache.keys.clone(), cache.values.clone(), cache.token_ids, cache.origin.copy())
+
+
+def _equal(one: KVCache, other: KVCache, end: int) -> bool:
+    """Whether the rows up to `end` are the same bit for bit."""
+    import torch
+
+    pairs = ((one.keys, other.keys), (one.values, other.values))
+    return all(torch.equal(mine[:, :, :end], theirs[:, :, :end]) for mine, theirs in pairs)

@@ -1,0 +1,78 @@
+"""kvfix bench items: every selector on every item, a record for each, and what they come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvfix.cli.options import (
+    ENGINE,
+    PRINTING,
+    ItemsFile,
+    Ks,
+    Limit,
+    RecordsFile,
+    ReportOnly,
+    Seeds,
+    Selectors,
+    Transplant,
+    numbers,
+)
+from kvfix.cli.study_bar import StudyBar
+from kvfix.cli.verb import Run, verb
+from kvfix.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvfix.bench.records import Records
+    from kvfix.bench.study import Study
+
+
+@verb(ENGINE, PRINTING, example="kvfix bench items --items items.jsonl --selectors editlocal,exact --k 8,32")
+def items(
+    run: Run,
+    items: ItemsFile = None,
+    selectors: Selectors = None,
+    k: Ks = "32",
+    out: RecordsFile = None,
+    limit: Limit = None,
+    seeds: Seeds = 5,
+    transplant: Transplant = 0,
+    report_only: ReportOnly = False,
+) -> None:
+    """Repair benchmark items with every selector and k, and compare what they recover.
+
+    Items whose answer a fresh cache does not give, or that the edit hardly changes, are dropped and counted. A study
+    that was broken off goes on where its records end.
+    """
+    from kvfix.bench.records import Records
+
+    if report_only and out is None:
+        raise UsageError("--report-only needs --out, the records to report on")
+    records = Records(out)
+    for record in records.all:
+        run.out.document(record)
+    if not report_only:
+        _run(run, items, _study(selectors, k, seeds, transplant), records, limit)
+
+
+def _study(selectors: str | None, k: str, seeds: int, transplant: int) -> Study:
+    from kvfix.bench.study import DEPLOYABLE, Study
+
+    names = DEPLOYABLE if selectors is None else tuple(name.strip() for name in selectors.split(","))
+    return Study(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(numbers("--k", k))), seeds, transplant)
+
+
+def _run(run: Run, path: Path | None, study: Study, records: Records, limit: int | None) -> None:
+    from kvfix.bench.items import load_items
+
+    if path is None:
+        raise UsageError("name the items with --items FILE.jsonl")
+    chosen = load_items(path)[:limit]
+    engine: Any = run.engine()
+    from kvfix.bench.study import run_study
+
+    with StudyBar(run.out, len(chosen)) as bar:
+        for progress in run_study(engine, chosen, study, records):
+            for record in progress.records:
+                run.out.document(record)
+            bar.advance(progress)
