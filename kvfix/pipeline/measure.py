@@ -54,9 +54,9 @@ class Arms:
         self.last = int(plan.positions[-1]) + 1 if len(plan.positions) else 0
         self.cache: KVCache | None = None
 
-    def ready(self) -> None:
-        """Untimed: the stale rows in memory, keys as stored."""
-        self.cache = align.allocate(self.segments[0], self.rows, self.token_ids, 0, self.engine.device)
+    def ready(self, room: int = 0) -> None:
+        """Untimed: the stale rows in memory, keys as stored, as far as the repair reads them; `room` rows behind."""
+        self.cache = align.allocate(self.segments[0], self.rows, self.token_ids, room, self.engine.device)
         align.gather(self.cache, self.rows, self.segments, 0, self.last)
 
     def repair(self) -> None:
@@ -65,9 +65,16 @@ class Arms:
         align.turn(self.cache, self.rows, self.engine.rotations, 0, self.last)
         self.engine.recompute(self.cache, self.plan.positions)
 
-    def full(self) -> KVCache:
+    def finish(self) -> KVCache:
+        """Untimed: the repaired cache with the rows behind the last repaired one, aligned."""
+        assert self.cache is not None
+        align.gather(self.cache, self.rows, self.segments, self.last)
+        align.turn(self.cache, self.rows, self.engine.rotations, self.last)
+        return self.cache
+
+    def full(self, room: int = 0) -> KVCache:
         """A fresh prefill of the whole text."""
-        return self.engine.prefill(self.token_ids, room=0)
+        return self.engine.prefill(self.token_ids, room=room)
 
     def plain_full(self) -> None:
         """The whole text by the model's own forward."""
