@@ -145,6 +145,19 @@ class TokenDiff:
     def length_preserving(self) -> bool:
         return all(span.num_old == span.num_new for span in self.spans)
 
+    def stale_source(self) -> np.ndarray:
+        """`[N_new]` int64: the old row that stands at each place before anything is repaired.
+
+        In a span that keeps its length, the old token's row; -1 only in spans of another length.
+        """
+        import numpy as np
+
+        source = self.source.copy()
+        for span in self.spans:
+            if span.num_old == span.num_new:
+                source[span.new_start : span.new_end] = np.arange(span.old_start, span.old_end)
+        return source
+
     @property
     def first(self) -> int:
         """The first new position that the edit touches (N_new when there is none)."""

@@ -3,7 +3,16 @@
 from kvfix.engine.cache import as_transformers_cache
 from kvfix.engine.continuations import Continuation
 from kvfix.engine.engine import CacheShape, Engine
+from kvfix.engine.evidence import StaleEvidence
 from kvfix.engine.gate import run_gate
 from kvfix.engine.rotation import rotations_from
 
-__all__ = ["CacheShape", "Continuation", "Engine", "as_transformers_cache", "rotations_from", "run_gate"]
+__all__ = [
+    "CacheShape",
+    "Continuation",
+    "Engine",
+    "StaleEvidence",
+    "as_transformers_cache",
+    "rotations_from",
+    "run_gate",
+]

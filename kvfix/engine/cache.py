@@ -10,6 +10,9 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from kvfix.core import KVCache
 
+# the position of a key that no row sees
+NEVER = np.iinfo(np.int64).max
+
 
 @dataclass
 class Rows:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kvfix.core import KVCache
-from kvfix.engine.cache import Rows
+from kvfix.engine.cache import NEVER, Rows
 from kvfix.errors import DocumentError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _tail(cache: KVCache, slots: np.ndarray, done: int, token_ids: Sequence[int]
     """The next rows of a text whose slots are `slots`, of which `done` are computed already."""
     end = done + len(token_ids)
     num_rows = len(cache)
-    seen = np.full(int(slots[end - 1]) + 1, np.iinfo(np.int64).max)
+    seen = np.full(int(slots[end - 1]) + 1, NEVER)
     seen[:num_rows] = np.arange(num_rows)
     seen[slots[:end]] = num_rows + np.arange(end)
     positions = num_rows + np.arange(done, end)
