@@ -2,6 +2,7 @@
 
 from kvfix.engine.cache import as_transformers_cache
 from kvfix.engine.continuations import Continuation
+from kvfix.engine.diagnosis import TransplantDiagnosis, Trial, carrier_positions
 from kvfix.engine.engine import CacheShape, Engine
 from kvfix.engine.evidence import StaleEvidence
 from kvfix.engine.gate import run_gate
@@ -12,7 +13,10 @@ __all__ = [
     "Continuation",
     "Engine",
     "StaleEvidence",
+    "TransplantDiagnosis",
+    "Trial",
     "as_transformers_cache",
+    "carrier_positions",
     "rotations_from",
     "run_gate",
 ]
