@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvfix import metrics
+from kvfix.bench.case import TRANSPLANT, Case, Choice, Repaired, Selected
 from kvfix.bench.items import Item
 from kvfix.bench.records import SCHEMA, STALE, Record, Records
-from kvfix.bench.trial import TRANSPLANT, Choice, Repaired, Selected, Trial
 from kvfix.errors import DocumentError, UsageError
 from kvfix.selectors import SELECTORS, get_selector
 
@@ -107,22 +107,22 @@ def _item_records(
 ) -> tuple[list[Record], KVCache | None]:
     """The item's own record and one a choice; and its old text's cache."""
     try:
-        trial = Trial(engine, item, before)
+        case = Case(engine, item, before)
     except DocumentError as error:
         common = _common(item, None, f"unusable: {error.message}")
         return [{**common, **_empty(choice)} for choice in (Choice(STALE, 0), *choices)], before
-    reason = trial.dropped_reason
-    common = _common(item, trial, reason)
-    own = {**common, **_empty(Choice(STALE, 0)), **_staleness(trial)}
+    reason = case.dropped_reason
+    common = _common(item, case, reason)
+    own = {**common, **_empty(Choice(STALE, 0)), **_staleness(case)}
     if reason is not None:
-        return [own, *({**common, **_empty(choice)} for choice in choices)], trial.stale
+        return [own, *({**common, **_empty(choice)} for choice in choices)], case.stale
     judged = [
-        {**common, **_empty(one.choice), **_judged(trial, one, repaired)} for one, repaired in trial.outcomes(choices)
+        {**common, **_empty(one.choice), **_judged(case, one, repaired)} for one, repaired in case.outcomes(choices)
     ]
-    return [own, *judged], trial.stale
+    return [own, *judged], case.stale
 
 
-def _common(item: Item, trial: Trial | None, reason: str | None) -> Record:
+def _common(item: Item, case: Case | None, reason: str | None) -> Record:
     """What all records of an item say."""
     about = asdict(item)
     record = {name: about[name] for name in ("id", "condition", "distance", "family", "split")}
@@ -130,15 +130,15 @@ def _common(item: Item, trial: Trial | None, reason: str | None) -> Record:
     record |= dict.fromkeys(
         ("num_tokens", "num_spans", "span_rows", "margin_stale", "margin_fresh", "flip_fresh", "full_prefill_ms")
     )
-    if trial is not None:
+    if case is not None:
         record |= {
-            "num_tokens": len(trial.new_ids),
-            "num_spans": len(trial.diff.spans),
-            "span_rows": trial.diff.num_span,
-            "margin_stale": trial.of_stale.margin,
-            "margin_fresh": trial.of_fresh.margin,
-            "flip_fresh": metrics.flip(trial.of_fresh.continuation, item.new, item.old),
-            "full_prefill_ms": trial.full_prefill_ms,
+            "num_tokens": len(case.new_ids),
+            "num_spans": len(case.diff.spans),
+            "span_rows": case.diff.num_span,
+            "margin_stale": case.of_stale.margin,
+            "margin_fresh": case.of_fresh.margin,
+            "flip_fresh": metrics.flip(case.of_fresh.continuation, item.new, item.old),
+            "full_prefill_ms": case.full_prefill_ms,
         }
     return record
 
@@ -149,33 +149,33 @@ def _empty(choice: Choice) -> Record:
     return {**choice._asdict(), **dict.fromkeys((*figures, "upstream_unchanged"))}
 
 
-def _staleness(trial: Trial) -> dict[str, Any]:
+def _staleness(case: Case) -> dict[str, Any]:
     """How wrong the stale cache is, and what could have told so beforehand."""
-    stale, fresh, item = trial.of_stale, trial.of_fresh, trial.item
+    stale, fresh, item = case.of_stale, case.of_fresh, case.item
     known = stale.logprobs is not None and fresh.logprobs is not None
     return {
         "flip": metrics.flip(stale.continuation, item.new, item.old),
         "prefers_old": stale.margin <= 0,
         "severity": fresh.margin - stale.margin,
         "kl_stale": metrics.kl_mean(fresh.logprobs, stale.logprobs) if known else None,  # type: ignore[arg-type]
-        "tokens_changed": sum(max(span.num_old, span.num_new) for span in trial.diff.spans),
-        "drift": None,
-        "upstream_error": trial.upstream_error,
+        "tokens_changed": sum(max(span.num_old, span.num_new) for span in case.diff.spans),
+        "drift": case.drift,  # how far the rows behind the edit are from fresh ones at the second layer
+        "upstream_error": case.upstream_error,
     }
 
 
-def _judged(trial: Trial, one: Selected, repaired: Repaired | None) -> dict[str, Any]:
+def _judged(case: Case, one: Selected, repaired: Repaired | None) -> dict[str, Any]:
     """What one choice recovers."""
     if repaired is None:
         return {"kept": False, "dropped_reason": f"selector: {one.fault}"}
-    answer, item = repaired.answer, trial.item
-    of_fresh, of_stale = trial.of_fresh, trial.of_stale
+    answer, item = repaired.answer, case.item
+    of_fresh, of_stale = case.of_fresh, case.of_stale
     return {
-        "rows": len(one.positions) - trial.diff.num_span,
-        "mr": metrics.margin_recovery(of_stale.margin, answer.margin, of_fresh.margin, trial.noise),
+        "rows": len(one.positions) - case.diff.num_span,
+        "mr": metrics.margin_recovery(of_stale.margin, answer.margin, of_fresh.margin, case.noise),
         "flip": metrics.flip(answer.continuation, item.new, item.old),
         "prefers_new": answer.margin > 0,
-        "kl_recovery": _kl_recovery(trial, repaired),
+        "kl_recovery": _kl_recovery(case, repaired),
         "margin_repaired": answer.margin,
         "recompute_ms": repaired.recompute_ms,
         "select_ms": one.select_ms,
@@ -183,8 +183,8 @@ def _judged(trial: Trial, one: Selected, repaired: Repaired | None) -> dict[str,
     }
 
 
-def _kl_recovery(trial: Trial, repaired: Repaired) -> float | None:
-    of_fresh, of_repaired, of_stale = (answer.logprobs for answer in (trial.of_fresh, repaired.answer, trial.of_stale))
+def _kl_recovery(case: Case, repaired: Repaired) -> float | None:
+    of_fresh, of_repaired, of_stale = (answer.logprobs for answer in (case.of_fresh, repaired.answer, case.of_stale))
     if of_fresh is None or of_repaired is None or of_stale is None:
         return None
     return metrics.kl_recovery(of_fresh, of_repaired, of_stale)

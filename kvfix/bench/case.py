@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from kvfix import align, metrics
 from kvfix.bench.answers import Answer, Query, ask
+from kvfix.bench.insight import Insight, copied
 from kvfix.core import KVCache, RowMap
 from kvfix.diff import diff_tokens
 from kvfix.errors import DocumentError, UsageError
@@ -60,7 +62,7 @@ class Repaired:
     upstream_unchanged: bool
 
 
-class Trial:
+class Case:
     """An item's two texts, encoded and prefilled.
 
     `before` is the cache of an earlier item's old text: the tokens that both begin with are not computed again.
@@ -73,7 +75,7 @@ class Trial:
         old, self.new = engine.encode(item.before), engine.encode(item.after)
         self.old_ids, self.new_ids = old.token_ids, self.new.token_ids
         self.diff = diff_tokens(self.old_ids, self.new_ids)
-        self.rows = RowMap.of_base(np.arange(len(self.old_ids))).realigned(self.diff.source)
+        self.rows = RowMap.of_base(np.arange(len(self.old_ids))).realigned(self.diff.stale_source())
         self._require_repairable()
         self.stale = prefill_behind(engine, self.old_ids, self.query.room, before)
         prefilled: list[KVCache] = []
@@ -117,21 +119,34 @@ class Trial:
             return 0.0
         return max(float((one[:, :, :first] - other[:, :, :first]).abs().max()) for one, other in pairs)
 
+    @cached_property
     def aligned(self) -> KVCache:
-        """The stale rows in the new order, moved keys turned; rows that are stored nowhere are zero."""
+        """The stale rows in the new order, moved keys turned, nothing repaired; rows stored nowhere are zero."""
         cache = align.allocate(self.stale, self.rows, self.new_ids, self.query.room, self.engine.device)
         align.gather(cache, self.rows, [self.stale])
         align.turn(cache, self.rows, self.engine.rotations)
         return cache
 
+    @cached_property
+    def insight(self) -> Insight:
+        """What selectors may ask of the model."""
+        return Insight(self)
+
+    @property
+    def drift(self) -> float | None:
+        """Mean deviation of the rows behind the edit at the second layer; None for a model of one layer."""
+        pool = (self.diff.source >= 0) & (np.arange(len(self.new_ids)) >= self.diff.first)
+        if self.fresh.num_layers < 2 or not pool.any():
+            return None
+        return float(self.insight.deviation(1, "both")[pool].mean())
+
     # ---- choices
 
     def outcomes(self, choices: Sequence[Choice]) -> Iterator[tuple[Selected, Repaired | None]]:
         """What each choice repairs and recovers; None for one that cannot choose here. Equal rows are repaired once."""
-        base = self.aligned()
         selected = [self._select(choice) for choice in choices]
         arms = {one.arm: one for one in selected if one.fault is None}
-        repaired = dict(zip(arms, self._repair(base, list(arms.values())), strict=True))
+        repaired = dict(zip(arms, self._repair(list(arms.values())), strict=True))
         for one in selected:
             yield one, repaired.get(one.arm) if one.fault is None else None
 
@@ -145,21 +160,25 @@ class Trial:
             new_ids=self.new_ids,
             old_ids=self.old_ids,
             query_ids=tuple(self.query.question),
+            evidence=self.insight,
+            diagnosis=self.insight,
         )
         selector = get_selector(choice.selector.removeprefix(TRANSPLANT), seed=choice.seed)
         plans: list[np.ndarray] = []
+        saved_ms = self.insight.saved_ms
         try:
             ms = timed_ms(self.engine, lambda: plans.append(make_plan(selector, context).positions))
         except UsageError as error:
             return Selected(choice, np.empty(0, np.int64), None, error.message)
-        return Selected(choice, plans[0], ms)
+        return Selected(choice, plans[0], ms + self.insight.saved_ms - saved_ms)
 
-    def _repair(self, base: KVCache, arms: list[Selected]) -> Iterator[Repaired]:
-        """Each arm's repair of a copy of `base`, a group at a time."""
+    def _repair(self, arms: list[Selected]) -> Iterator[Repaired]:
+        """Each arm's repair of a copy of the aligned cache, a group at a time."""
+        base = self.aligned
         size = max(1, int(GROUP_BYTES // (base.capacity * base.row_bytes)))
         for start in range(0, len(arms), size):
             group = arms[start : start + size]
-            caches = [_copy(base) for _ in group]
+            caches = [copied(base) for _ in group]
             times = [self._renew(cache, arm) for cache, arm in zip(caches, group, strict=True)]
             unchanged = [_equal(cache, base, self.diff.first) for cache in caches]
             yield from map(Repaired, ask(self.engine, caches, self.query), times, unchanged)
@@ -186,10 +205,6 @@ def prefill_behind(engine: Engine, token_ids: np.ndarray, room: int, before: KVC
         cache.values[:, :, :shared] = before.values[:, :, :shared]
     engine.recompute(cache, np.arange(shared, len(cache)))
     return cache
-
-
-def _copy(cache: KVCache) -> KVCache:
-    return KVCache(cache.keys.clone(), cache.values.clone(), cache.token_ids, cache.origin.copy())
 
 
 def _equal(one: KVCache, other: KVCache, end: int) -> bool:
