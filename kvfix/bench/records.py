@@ -1,9 +1,9 @@
-"""A study's records: JSON lines that are only ever appended to, so that a study that was broken off goes on."""
+"""A benchmark's records: JSON lines that are only ever appended to, so that one that was broken off goes on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,22 @@ STALE = "stale"  # the selector of an item's own record
 Record = dict[str, Any]
 
 
-class Records:
-    """What is known already, by item, selector, k, seed and model; on disk where a file is given.
+def key_of(record: Record) -> tuple:
+    """What no two records share."""
+    return (record["id"], record["selector"], record["k"], record["seed"], record["model"]["fingerprint"])
 
-    A last line that was not written to its end is left out, and overwritten by what is appended.
+
+class Records:
+    """What is known already; on disk where a file is given.
+
+    `key_of` tells what no two records share: with `bench items` item, selector, k, seed and model. A last line
+    that was not written to its end is left out, and overwritten by what is appended.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path | None = None, key_of: Callable[[Record], tuple] = key_of, command: str = "bench items"
+    ) -> None:
+        self.path, self._key_of, self._command = path, key_of, command
         self.all: list[Record] = []
         self._known: dict[tuple, Record] = {}
         self._torn_at: int | None = None  # bytes of whole lines, where more follows them
@@ -37,17 +45,25 @@ class Records:
         whole = data[: data.rfind(b"\n") + 1]
         self._torn_at = len(whole) if len(whole) < len(data) else None
         for number, line in enumerate(whole.splitlines(), 1):
-            self._note(_parse(line, f"{path}:{number}"))
+            self._note(self._parse(line, f"{path}:{number}"))
 
     def _note(self, record: Record) -> None:
-        key = key_of(record)
+        key = self._key_of(record)
         if key not in self._known:
             self._known[key] = record
             self.all.append(record)
 
-    def find(self, item: str, selector: str, k: int, seed: int, model: str) -> Record | None:
-        """The record of one repair by one model (its fingerprint)."""
-        return self._known.get((item, selector, k, seed, model))
+    def _parse(self, line: bytes, where: str) -> Record:
+        try:
+            record = json.loads(line)
+            self._key_of(record)
+        except (ValueError, LookupError, TypeError) as error:
+            raise UsageError(f"{where}: not a record of `kvfix {self._command}`") from error
+        return record
+
+    def find(self, *key: object) -> Record | None:
+        """The record of one repair by one model, by all that its key is made of."""
+        return self._known.get(key)
 
     def add(self, records: Iterable[Record]) -> None:
         """Take over records and have them on disk before returning."""
@@ -66,17 +82,3 @@ class Records:
                 file.write(lines.encode())
         except OSError as error:
             raise UsageError(f"{self.path}: cannot write the records: {error.strerror}") from error
-
-
-def key_of(record: Record) -> tuple:
-    """What no two records share."""
-    return (record["id"], record["selector"], record["k"], record["seed"], record["model"]["fingerprint"])
-
-
-def _parse(line: bytes, where: str) -> Record:
-    try:
-        record = json.loads(line)
-        key_of(record)
-    except (ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{where}: not a record of `kvfix bench items`") from error
-    return record

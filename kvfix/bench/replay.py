@@ -13,6 +13,7 @@ import numpy as np
 
 from kvfix import metrics
 from kvfix.bench.history import History, PastEdit
+from kvfix.bench.records import Records
 from kvfix.core import KVCache, Notify, RepairPlan, RowMap, TokenDiff
 from kvfix.cost import adaptive_k, cost
 from kvfix.diff import diff_tokens
@@ -22,6 +23,7 @@ from kvfix.pipeline.quality import MAX_NEW, Arm, ask_arm, judge, room_for, room_
 from kvfix.probes import Probe, auto_probes
 from kvfix.selectors import Budget, SelectionContext, get_selector, make_plan
 from kvfix.selectors.base import largest_plan
+from kvfix.store.jsonfile import plain
 
 if TYPE_CHECKING:
     from kvfix.engine import Engine
@@ -32,8 +34,10 @@ ADAPTIVE = "adaptive"
 NEUTRAL = "What does this document say?"
 REWRITTEN = 0.9  # a document changed beyond this share is written anew
 
-# what makes a record one of its kind: commit, doc, selector, k
-Key = tuple[str, str, str | None, int | str | None]
+
+def key_of(record: dict[str, Any]) -> tuple:
+    """What no two records of a replay share."""
+    return tuple(record[name] for name in ("commit", "doc", "selector", "k", "model"))
 
 
 @dataclass(frozen=True)
@@ -122,14 +126,14 @@ class Replay:
     engine: Engine
     history: History
     options: ReplayOptions
-    done: dict[Key, dict[str, Any]] = field(default_factory=dict)  # records of an earlier run, not to be made again
+    known: Records = field(default_factory=lambda: Records(None, key_of))  # what an earlier run has made
     notify: Notify = lambda line: None
     skipped: Counter[str] = field(default_factory=Counter)
     stopped: str | None = None
     kept: list[dict[str, Any]] = field(default_factory=list)  # every record of this sample, earlier ones too
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The records that are new, as they are made: one an edit, selector and k."""
+        """The records that are new, on disk when they are yielded: one an edit, selector and k."""
         begun, num_taken = time.monotonic(), 0
         with closing(self.history.edits()) as edits:
             for edit in edits:
@@ -170,18 +174,22 @@ class Replay:
             wanted = self.options.arms
         ground: Ground | None = None
         for selector, k in wanted:
-            key = (case.edit.commit, case.edit.path, selector, k)
-            if key in self.done:
-                self.kept.append(self.done[key])
+            model = self.engine.key.fingerprint
+            found = self.known.find(case.edit.commit, case.edit.path, selector, k, model)
+            if found is not None:
+                self.kept.append(found)
                 continue
-            record = {"schema": SCHEMA, "kind": "edit", "model": self.engine.key.fingerprint, **case.facts()}
+            record = {"schema": SCHEMA, "kind": "edit", "model": model, **case.facts()}
             if selector is None or k is None:
                 record |= _not_repaired(case, *obstacle)  # type: ignore[misc]
             else:
                 if ground is None and not self.options.dry_run:
                     ground = self._ground(case)
                 record |= self._repaired(case, selector, k, ground)
+            record = plain(record)
             self.kept.append(record)
+            if not self.options.dry_run:
+                self.known.add([record])
             yield record
 
     def _obstacle(self, case: Case) -> tuple[str, str, str] | None:
@@ -323,11 +331,6 @@ class Replay:
         rooms = [limit - num for num, limit in limits if limit is not None]
         probes = [probe for probe in (neutral, *automatic) if all(room_of(probe) <= room for room in rooms)]
         return probes, room_for(probes)
-
-
-def key_of(record: dict[str, Any]) -> Key:
-    """What makes a record one of its kind."""
-    return record["commit"], record["doc"], record["selector"], record["k"]
 
 
 def _not_repaired(case: Case, outcome: str, strategy: str, reason: str) -> dict[str, Any]:

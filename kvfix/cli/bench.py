@@ -8,6 +8,7 @@ import typer
 
 from kvfix.cli import words
 from kvfix.cli.bench_items import items
+from kvfix.cli.bench_replay import replay
 from kvfix.cli.options import ENGINE, PRINTING, Contexts, EditAt, Ks, Rounds, Spans, numbers
 from kvfix.cli.verb import Run, verb
 
@@ -73,5 +74,5 @@ def _footnote(body: dict[str, Any], rounds: int) -> str:
     )
 
 
-for command in (latency, items):
+for command in (latency, items, replay):
     command.join(bench)

@@ -61,6 +61,10 @@ Selector = Annotated[
 K = Annotated[int | None, option("--k", "Rows per edited span.", REPAIR, default=Settings.k, metavar="ROWS")]
 BudgetRows = Annotated[int | None, option("--budget", "At most so many rows in all.", REPAIR, metavar="ROWS")]
 Seed = Annotated[int | None, option("--seed", "For selectors that draw.", REPAIR, default=Settings.seed, metavar="N")]
+Query = Annotated[
+    str | None,
+    option("--query", "For selectors that look with a question.", REPAIR, default="a probe's", metavar="QUESTION"),
+]
 Strategy = Annotated[
     str | None,
     option(
@@ -168,12 +172,25 @@ Transplant = Annotated[
 ]
 ReportOnly = Annotated[bool, flag("--report-only", "Run nothing: statistics of what --out holds.", BENCH)]
 
+Git = Annotated[Path, option("--git", "A git repository, or a directory in one.", BENCH, metavar="DIR")]
+Tried = Annotated[str, option("--selectors", "Ways of choosing rows.", BENCH, default="editlocal", metavar="NAME,...")]
+Budgets = Annotated[
+    str, option("--k", "Rows per edited span, or adaptive.", BENCH, default="32", metavar="ROWS|adaptive,...")
+]
+MaxEdits = Annotated[int, option("--max", "Edits to replay.", BENCH, default=60, metavar="N", least=1)]
+MaxTokens = Annotated[
+    int, option("--max-tokens", "Pass over longer documents.", BENCH, default=4096, metavar="TOKENS", least=1)
+]
+TimeBudget = Annotated[
+    str | None, option("--time-budget", "Begin no edit after this: 90s, 10m, 1h.", BENCH, metavar="TIME")
+]
+
 # groups of options that several verbs share, by the name of the setting
 PRINTING = {"config": ConfigFile, "json": Json, "quiet": Quiet}
 READING = {"store": Store, **PRINTING}
 WRITING = {"store": Store, "lock_timeout": LockTimeout, **PRINTING}
 ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template}
-PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "strategy": Strategy}
+PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "query": Query, "strategy": Strategy}
 QUALITY = {"min_mr": MinMr, "on_low": OnLow}
 WALKING = {"include": Include, "exclude": Exclude}
 

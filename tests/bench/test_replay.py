@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 
 from kvfix.bench.history import open_history
+from kvfix.bench.records import Records
 from kvfix.bench.replay import Replay, ReplayOptions, key_of
 from kvfix.bench.replay_summary import mix, summary
 from kvfix.cost import adaptive_k
@@ -45,8 +47,8 @@ def repo(tmp_path_factory) -> Repo:
 
 def run(engine, repo: Repo, **options) -> tuple[list[dict], Replay]:
     options = {"max_tokens": 1200, "seed": 3, **options}
-    done = options.pop("done", {})
-    replay = Replay(engine, open_history(repo.folder, seed=options["seed"]), ReplayOptions(**options), done)
+    known = Records(options.pop("out", None), key_of)
+    replay = Replay(engine, open_history(repo.folder, seed=options["seed"]), ReplayOptions(**options), known)
     return list(replay.records()), replay
 
 
@@ -192,16 +194,28 @@ class TestBounds:
         assert all(r["chosen"] in ("repair", "suffix", "full") for r in records)
         assert summary(replay)["arms"][0]["all"]["num_probes"] == 0
 
-    def test_a_replay_goes_on_where_it_was_broken_off(self, engine, repo, monkeypatch):
-        first, _ = run(engine, repo, max_edits=3)
-        done = {key_of(r): r for r in first}
-        rest, replay = run(engine, repo, done=done)
-        assert not {key_of(r) for r in rest} & set(done)
+    def test_a_replay_goes_on_where_it_was_broken_off(self, engine, repo, monkeypatch, tmp_path):
+        out = tmp_path / "records.jsonl"
+        first, _ = run(engine, repo, out=out, max_edits=3)
+        with out.open("a") as file:
+            file.write('{"schema": "kvfix.rep')
+        rest, replay = run(engine, repo, out=out)
+        assert not {key_of(r) for r in rest} & {key_of(r) for r in first}
         assert len(rest) + len(first) == len(replay.kept) == 5
+        assert [json.loads(line) for line in out.read_text().splitlines()] == first + rest
         monkeypatch.setattr(engine, "compute", pytest.fail)
-        again, replay = run(engine, repo, done=done | {key_of(r): r for r in rest})
+        again, replay = run(engine, repo, out=out)
         assert again == []
         assert summary(replay)["edits"]["num_edits"] == 5
+
+    def test_a_dry_run_leaves_no_records(self, engine, repo, tmp_path):
+        run(engine, repo, out=tmp_path / "records.jsonl", dry_run=True)
+        assert not (tmp_path / "records.jsonl").exists()
+
+    def test_a_file_of_something_else(self, tmp_path):
+        (tmp_path / "x.jsonl").write_text('{"id": "a"}\n')
+        with pytest.raises(UsageError, match=r"x.jsonl:1: not a record of `kvfix bench replay`"):
+            Records(tmp_path / "x.jsonl", key_of, "bench replay")
 
     def test_keys_that_cannot_turn(self, engine, repo, monkeypatch):
         monkeypatch.setattr(engine, "rotations", None)
