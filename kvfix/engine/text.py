@@ -89,6 +89,15 @@ class Text:
             *self._ids(template.after, special=True),
         ]
 
+    def query_ids(self, question: str) -> list[int]:
+        """A question as users give it: verbatim where it begins with white space, else in its template.
+
+        Raises `UsageError` for an empty one.
+        """
+        if not question.strip():
+            raise UsageError("the question is empty")
+        return self.plain_ids(question) if question[0].isspace() else self.question_ids(question)
+
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 

@@ -52,7 +52,7 @@ def ask(
     if record.num_tokens == 0:
         raise UsageError(f"{record.doc_id} is empty; there is nothing to answer from")
     admit(engine, store)
-    query = _query(engine, question)
+    query = engine.text.query_ids(question)
     answers = []
     previous = store.previous(record) if compare else None
     if previous is not None and previous.num_tokens and previous.model == record.model:
@@ -65,13 +65,6 @@ def ask(
             cache = engine.prefill(engine.encode(text).token_ids, room=len(query) + max_new)
         answers.append(_answer(engine, cache, "fresh", None, "exact", query, max_new, clock))
     return answers
-
-
-def _query(engine: Engine, question: str) -> list[int]:
-    if not question.strip():
-        raise UsageError("the question is empty")
-    verbatim = question[0].isspace()
-    return engine.text.plain_ids(question) if verbatim else engine.text.question_ids(question)
 
 
 def _stored(engine: Engine, store: Store, record: VersionRecord, source: str, query: list[int], max_new: int) -> Answer:
