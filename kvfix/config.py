@@ -73,6 +73,7 @@ class Settings:
     k: int = _setting(32, _whole(0))
     budget: int | None = _setting(None, _whole(0))
     seed: int = _setting(0, _whole(0))
+    query: str | None = _setting(None, TEXT)
     strategy: str = _setting("auto", _choice(*STRATEGIES))
     include: tuple[str, ...] = _setting(DEFAULT_INCLUDE, PATTERNS)
     exclude: tuple[str, ...] = _setting((), PATTERNS)

@@ -64,7 +64,7 @@ def planning(settings: Settings, **more: Any) -> EditOptions:
     """The settings as the pipeline takes them. Raises `UsageError` before anything is loaded."""
     from kvfix.pipeline.plan import EditOptions
 
-    names = ("selector", "k", "budget", "seed", "strategy", "min_mr", "on_low")
+    names = ("selector", "k", "budget", "seed", "query", "strategy", "min_mr", "on_low")
     return EditOptions(**{name: getattr(settings, name) for name in names}, **more)
 
 

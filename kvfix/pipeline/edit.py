@@ -63,7 +63,7 @@ def edit(
     if not recall(engine, store) and not options.dry_run:
         admit(engine, store)
     with clock("select"):
-        plan = plan_repair(engine, change, options)
+        plan = plan_repair(engine, change, options, clock)
     planned = blank.ended("planned", plan.reason or "dry run: nothing was computed or stored", change=change, plan=plan)
     if options.dry_run:
         return planned

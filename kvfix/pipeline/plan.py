@@ -1,4 +1,4 @@
-"""From a stored version and a new text to the rows that will be recomputed; loads no weights."""
+"""From a stored version and a new text to the rows that will be recomputed; no weights, unless a selector asks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from kvfix.diff import diff_tokens, span_texts
 from kvfix.errors import ModelMismatchError, UsageError
 from kvfix.pipeline.admission import require_key
 from kvfix.pipeline.clock import Clock
+from kvfix.pipeline.evidence import StoredEvidence, question_of
 from kvfix.probes import GivenProbe
-from kvfix.selectors import Budget, SelectionContext, get_selector, make_plan
+from kvfix.selectors import Budget, SelectionContext, get_selector, largest_plan, make_plan
 
 if TYPE_CHECKING:
     from kvfix.engine import Engine
@@ -39,6 +40,7 @@ class EditOptions:
     dry_run: bool = False
     probes: tuple[GivenProbe, ...] = ()
     auto_probes: bool = True
+    query: str | None = None  # what selectors look at the rows with; None: a probe's
 
     def __post_init__(self) -> None:
         get_selector(self.selector)
@@ -47,6 +49,8 @@ class EditOptions:
         for name, value, known in (("strategy", self.strategy, STRATEGIES), ("on-low", self.on_low, ON_LOW)):
             if value not in known:
                 raise UsageError(f"unknown {name} {value!r}; there are: {', '.join(known)}")
+        if self.query is not None and not self.query.strip():
+            raise UsageError("the question is empty")
         if self.min_mr is not None and not self.verify:
             raise UsageError("a minimum MR needs the oracle: leave out --no-verify or --min-mr")
 
@@ -80,6 +84,13 @@ class Change:
             for span, (old, new) in zip(self.diff.spans, texts, strict=True)
         ]
 
+    def context(self, budget: Budget) -> SelectionContext:
+        """What every selector may look at."""
+        new, old = self.new, self.old
+        return SelectionContext(
+            self.diff, budget, self.document.text, new.offsets, new.num_prefix, new.token_ids, old.token_ids
+        )
+
     def cost(self, num_rows: int) -> Cost:
         """What recomputing `num_rows` costs beside re-prefilling."""
         return cost(self.diff, num_rows, self.new.num_prefix, self.exact_until)
@@ -110,12 +121,29 @@ def compare(engine: Engine, store: Store, record: VersionRecord, document: Docum
     return Change(snapshot, document, old, new, diff)
 
 
-def plan_repair(engine: Engine, change: Change, options: EditOptions) -> RepairPlan:
-    """Select rows, and let the cost model overrule the repair unless a strategy was given."""
-    budget = Budget(options.k, options.budget)
-    context = SelectionContext(change.diff, budget, change.document.text, change.new.offsets, change.new.num_prefix)
-    plan = make_plan(get_selector(options.selector, seed=options.seed), context)
-    return _overruled(engine, change, plan, options) or plan
+def plan_repair(engine: Engine, change: Change, options: EditOptions, clock: Clock) -> RepairPlan:
+    """Select rows, and let the cost model overrule the repair unless a strategy was given.
+
+    A dry run asks the model nothing: for a selector that does, it plans as many rows as it may take. Raises
+    `UsageError` when a selector lacks what it needs, `DocumentError` when a question does not fit.
+    """
+    diff, selector = change.diff, get_selector(options.selector, seed=options.seed)
+    spans_alone = RepairPlan(diff, np.flatnonzero(diff.source < 0), options.selector, options.k)
+    if not diff.spans:
+        return spans_alone
+    forced = _forced(engine, change, spans_alone, options)
+    if forced is not None:
+        return forced
+    context = change.context(Budget(options.k, options.budget))
+    if not selector.needs_evidence:
+        plan = make_plan(selector, context)
+    elif options.dry_run:
+        plan = largest_plan(selector, context)
+    else:
+        query_ids = question_of(engine, change, options)
+        evidence = StoredEvidence(engine, change, len(query_ids), clock)
+        plan = make_plan(selector, replace(context, query_ids=query_ids, evidence=evidence))
+    return _cheaper(change, plan, options) or plan
 
 
 def exactly(plan: RepairPlan, strategy: str, reason: str | None, start: int) -> RepairPlan:
@@ -123,11 +151,9 @@ def exactly(plan: RepairPlan, strategy: str, reason: str | None, start: int) -> 
     return replace(plan, positions=np.arange(start, plan.diff.num_new), strategy=strategy, reason=reason)
 
 
-def _overruled(engine: Engine, change: Change, plan: RepairPlan, options: EditOptions) -> RepairPlan | None:
-    """Another plan where the model, the user or the cost asks for it."""
+def _forced(engine: Engine, change: Change, plan: RepairPlan, options: EditOptions) -> RepairPlan | None:
+    """Another plan where the model or the user asks for it."""
     diff, prefix = change.diff, change.new.num_prefix
-    if not diff.spans:
-        return None
     if engine.positions.crosses(diff.num_old, diff.num_new):
         limit = engine.positions.length_limit
         reason = f"beyond {limit} tokens this model's frequencies depend on the length of the text"
@@ -139,6 +165,11 @@ def _overruled(engine: Engine, change: Change, plan: RepairPlan, options: EditOp
     if not engine.movable and _moves(diff):
         reason = "this model's keys do not simply turn with position, and rows have moved"
         return exactly(plan, "suffix", reason, diff.first)
+    return None
+
+
+def _cheaper(change: Change, plan: RepairPlan, options: EditOptions) -> RepairPlan | None:
+    """Another plan where the cost asks for it."""
     if options.strategy == "repair" or options.selector == "exact":
         return None
     strategy, why = change.cost(len(plan.positions)).cheaper

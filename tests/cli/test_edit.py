@@ -161,6 +161,27 @@ def test_diff_loads_no_weights(changed, at, monkeypatch):
     assert at("edit", changed, "--dry-run", "--json").code == 0
 
 
+def test_a_question_reaches_the_selector(changed, at):
+    body = at("edit", changed, "--selector", "attention", "--query", "What is the fare?", "--k", "6", "--json").json
+    assert (body["outcome"], body["selector"]) == ("repaired", "attention")
+    assert body["tokens"]["recomputed"] == body["tokens"]["span"] + 6
+    assert at("edit", changed, "--selector", "attention", "--query", " ").code == 2
+
+
+def test_diff_says_the_most_that_a_selector_takes(changed, at, monkeypatch):
+    monkeypatch.setattr("kvfix.engine.load.load_model", lambda *given: pytest.fail("weights were loaded"))
+    body = at("diff", changed, "--selector", "deviation", "--k", "6", "--json").json
+    assert body["cost"]["repair"] == body["tokens"]["span"] + 6
+    assert body["reason"] == "deviation chooses its rows with the model; this is the most that it takes"
+    assert "the most that it takes" in at("diff", changed, "--selector", "deviation", "--k", "6").err
+
+
+def test_a_diagnostic_is_sent_to_the_benchmark(changed, at):
+    result = at("edit", changed, "--selector", "causal")
+    assert result.code == 2
+    assert "kvfix bench items" in result.err
+
+
 def test_what_a_terminal_would_act_on_is_not_printed(place, at):
     place.replace("ferry.md", "30 crowns", "\x1b[31m30 crowns")
     result = at("diff", "ferry.md")

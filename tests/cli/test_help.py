@@ -34,7 +34,8 @@ def test_edit_shows_every_group(kvfix):
     shown = kvfix("edit", "--help").out
     for panel in ("Which documents", "What to recompute", "What to check", "Model", "Store and output"):
         assert panel in shown
-    for option in ("selector", "k", "budget", "seed", "strategy", "text", "probes", "no-verify", "measure", "min-mr"):
+    planning = ("selector", "k", "budget", "seed", "query", "strategy")
+    for option in (*planning, "text", "probes", "no-verify", "measure", "min-mr"):
         assert f" --{option} " in shown
     assert "32" in shown
 
