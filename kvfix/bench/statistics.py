@@ -65,19 +65,17 @@ def score(differences: np.ndarray) -> Score:
 def out_of_fold(features: np.ndarray, target: np.ndarray) -> float | None:
     """Spearman's rank correlation of `[n]` targets with what linear models of `[n, f]` features predict out of fold.
 
-    Each fifth of the items is predicted by a least-squares fit to the others. None for fewer than 10 items, or where
-    the target or the predictions are all the same.
+    Each fifth of the items is predicted by a least-squares fit to the others. None for fewer than 10 items, and where
+    the targets or all of each feature are the same.
     """
     num_items = len(target)
-    if num_items < 2 * NUM_FOLDS:
+    if num_items < 2 * NUM_FOLDS or not np.ptp(target) or not np.ptp(features, axis=0).any():
         return None
     folds = np.array_split(np.random.default_rng(SEED).permutation(num_items), NUM_FOLDS)
     predicted = np.empty(num_items)
     for fold in folds:
         others = np.setdiff1d(np.arange(num_items), fold)
         predicted[fold] = _fitted(features[others], target[others], features[fold])
-    if np.ptp(target) == 0 or np.ptp(predicted) == 0:
-        return None
     return float(extra("scipy.stats").spearmanr(predicted, target).statistic)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvfix.cli.items_tables import said
 from kvfix.cli.options import (
     ENGINE,
     PRINTING,
     ItemsFile,
     Ks,
     Limit,
+    PlotsDir,
     RecordsFile,
     ReportOnly,
     Seeds,
@@ -34,6 +36,7 @@ def items(
     selectors: Selectors = None,
     k: Ks = "32",
     out: RecordsFile = None,
+    plots: PlotsDir = None,
     limit: Limit = None,
     seeds: Seeds = 5,
     transplant: Transplant = 0,
@@ -44,8 +47,13 @@ def items(
     Items whose answer a fresh cache does not give, or that the edit hardly changes, are dropped and counted. A study
     that was broken off goes on where its records end.
     """
+    from kvfix.bench.extras import extra
     from kvfix.bench.records import Records
+    from kvfix.bench.summary import summarise
 
+    # hours of repairs are not to end with a library that is missing
+    for library in ("scipy", *(("matplotlib",) if plots else ())):
+        extra(library)
     if report_only and out is None:
         raise UsageError("--report-only needs --out, the records to report on")
     records = Records(out)
@@ -53,6 +61,14 @@ def items(
         run.out.document(record)
     if not report_only:
         _run(run, items, _study(selectors, k, seeds, transplant), records, limit)
+    body = summarise(records.all)
+    run.out.document(body)
+    run.out.show(*said(body))
+    if plots is not None:
+        from kvfix.bench.plots import draw
+
+        for path in draw(body, plots):
+            run.out.note(f"drew {path}")
 
 
 def _study(selectors: str | None, k: str, seeds: int, transplant: int) -> Study:

@@ -170,6 +170,7 @@ Transplant = Annotated[
         least=0,
     ),
 ]
+PlotsDir = Annotated[Path | None, option("--plots", "Draw into this folder, PNG and SVG.", BENCH, metavar="DIR")]
 ReportOnly = Annotated[bool, flag("--report-only", "Run nothing: statistics of what --out holds.", BENCH)]
 
 Git = Annotated[Path, option("--git", "A git repository, or a directory in one.", BENCH, metavar="DIR")]
