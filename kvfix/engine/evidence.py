@@ -146,9 +146,9 @@ def attention_received(
     groups, num_keys = query.shape[0] // keys.shape[0], visible.shape[1]
     total = torch.zeros(num_keys, device=query.device)
     for head, own in enumerate(keys[:, :num_keys]):
-        block = query[head * groups : (head + 1) * groups].float()
+        own, block = own.float(), query[head * groups : (head + 1) * groups].float()
         for rows, seen in zip(block.split(BLOCK_ROWS, 1), visible.split(BLOCK_ROWS), strict=True):
-            scores = rows @ own.float().T * scaling
+            scores = rows @ own.T * scaling
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
             total += scores.masked_fill_(~seen, float("-inf")).softmax(-1).sum((0, 1))

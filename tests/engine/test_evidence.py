@@ -10,7 +10,7 @@ from kvfix.engine import Engine, StaleEvidence, as_transformers_cache
 from kvfix.engine.attention import NAME
 from kvfix.errors import DocumentError, UsageError
 from tests.engine.stale import EDITS, NUM_OLD, Stale, changed, ids_of, stale_of
-from tests.tolerances import EVIDENCE
+from tests.tolerances import EVIDENCE, EVIDENCE_HALF
 
 MODELS = ["llama", "gemma2", "gemma3", "qwen3", "gpt-oss"]
 QUERY = tuple(ids_of(7, 3).tolist())
@@ -42,7 +42,7 @@ def attention_by_hand(engine: Engine, stale: Stale, query: tuple[int, ...]) -> n
             ).attentions
     finally:
         engine.model.set_attn_implementation(NAME)
-    of_context = torch.stack([layer[0, :, :, :num_rows] for layer in weights])
+    of_context = torch.stack([layer[0, :, :, :num_rows].float() for layer in weights])
     share = of_context.sum(-1, keepdim=True)
     return torch.where(share > 0, of_context / share, 0).mean((0, 1, 2)).numpy()
 
@@ -91,6 +91,17 @@ def test_however_many_rows_a_block_has(gated, monkeypatch, rows):
     monkeypatch.setattr("kvfix.engine.evidence.BLOCK_ROWS", rows)
     found = evidence_of(engine, stale).query_attention(QUERY)
     assert np.abs(found - expected).max() <= EVIDENCE * expected.max()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+def test_half_precision(gated, name):
+    """Scores are added up in fp32 whatever the model computes in."""
+    engine = gated(name, dtype="bfloat16")
+    stale = stale_of(engine, "same length")
+    found = evidence_of(engine, stale).query_attention(QUERY)
+    assert found.dtype == np.float32
+    expected = attention_by_hand(engine, stale, QUERY)
+    assert np.abs(found - expected).max() <= EVIDENCE_HALF * expected.max()
 
 
 def test_a_query_without_room(gated):
