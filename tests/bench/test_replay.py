@@ -10,10 +10,12 @@ import pytest
 from kvfix.bench.history import open_history
 from kvfix.bench.records import Records
 from kvfix.bench.replay import Replay, ReplayOptions, key_of
+from kvfix.bench.replay_edit import neutral_probe
 from kvfix.bench.replay_summary import mix, summary
 from kvfix.cost import adaptive_k
 from kvfix.errors import UsageError
 from kvfix.metrics import KL_FLOOR
+from kvfix.pipeline.quality import room_of
 from tests.bench.test_history import Repo
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -217,6 +219,12 @@ class TestBounds:
         with pytest.raises(UsageError, match=r"x.jsonl:1: not a record of `kvfix bench replay`"):
             Records(tmp_path / "x.jsonl", key_of, "bench replay")
 
+    def test_selectors_that_look_at_the_stale_rows(self, engine, repo):
+        records, _ = run(engine, repo, selectors=("attention", "deviation"), max_edits=3)
+        repaired = [r for r in records if r["outcome"] == "repaired"]
+        assert {r["selector"] for r in repaired} == {"attention", "deviation"}
+        assert all(r["repaired_rows"] <= r["tokens"]["changed"] + 32 * r["num_spans"] for r in repaired)
+
     def test_keys_that_cannot_turn(self, engine, repo, monkeypatch):
         monkeypatch.setattr(engine, "rotations", None)
         records, _ = run(engine, repo)
@@ -225,7 +233,15 @@ class TestBounds:
         assert all("turn with position" in r["reason"] for r in records if r["outcome"] == "reprefilled")
 
     @pytest.mark.parametrize(
-        "options", [{"selectors": ("none",)}, {"ks": (-1,)}, {"ks": ("all",)}, {"ks": ()}, {"max_edits": 0}]
+        "options",
+        [
+            {"selectors": ("none",)},
+            {"selectors": ("causal",)},
+            {"ks": (-1,)},
+            {"ks": ("all",)},
+            {"ks": ()},
+            {"max_edits": 0},
+        ],
     )
     def test_options_that_make_no_sense(self, options):
         with pytest.raises(UsageError):
@@ -251,12 +267,17 @@ def test_a_deleted_end_leaves_nothing_to_repair(engine, tmp_path):
     assert (figures["num_edits"], figures["share_of_suffix"], figures["speedup_full"]) == (1, None, None)
 
 
-def test_a_probe_that_does_not_fit_is_not_asked(gated, tmp_path):
-    """The document ends a few tokens before the model's context does."""
-    engine = gated("llama", max_position_embeddings=2048)
+def test_documents_that_leave_no_room_for_a_question(engine, tmp_path):
+    """The first ends where the model's context does, the second leaves room for the neutral question alone."""
     repo = Repo(tmp_path / "full")
-    num_more = 2040 - len(engine.text.plain_ids(FIRST))
-    repo.commit({"a.md": FIRST + "q" * num_more})
-    repo.commit({"a.md": FIRST.replace("30", "45") + "q" * num_more})
-    (record,), _ = run(engine, repo, max_tokens=4096)
-    assert record["quality"] == {"probes": [], "neutral": None}
+    neutral = room_of(neutral_probe(engine))
+    texts = {}
+    for name, room in (("full.md", 8), ("nearly.md", neutral)):
+        texts[name] = FIRST + "q" * (2048 - room - len(engine.text.plain_ids(FIRST)))
+    repo.commit(texts)
+    edited = {name: text.replace("30 crowns", "45 crowns") for name, text in texts.items()}
+    repo.commit(edited)
+    (record,), replay = run(engine, repo, max_tokens=4096, selectors=("attention",))
+    assert record["doc"] == "nearly.md"
+    assert record["quality"]["neutral"] is not None
+    assert replay.skipped == {"too long for the model and a question": 1}
