@@ -190,10 +190,11 @@ def _not_repaired(obstacle: Obstacle) -> dict[str, Any]:
 
 
 def _progress(number: int, options: ReplayOptions, spent: float) -> str:
-    """`edit 12 of 60, 3 min left`, by the pace so far or the budget."""
+    """`edit 12 of 60, about 3 min left`, by the pace so far or the budget."""
     if number == 1:
         return f"edit 1 of {options.max_edits}"
     left = spent / (number - 1) * (options.max_edits - number + 1)
     if options.time_budget is not None:
         left = min(left, options.time_budget - spent)
-    return f"edit {number} of {options.max_edits}, {max(left, 0) / 60:.0f} min left"
+    shown = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
+    return f"edit {number} of {options.max_edits}, about {shown} left"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -183,6 +184,13 @@ class TestBounds:
         records, replay = run(engine, repo, max_edits=2, dry_run=True)
         assert len({r["commit"] for r in records}) == 2
         assert replay.stopped is None
+
+    def test_the_time_left_is_told(self, engine, repo):
+        said: list[str] = []
+        options = ReplayOptions(dry_run=True, max_edits=2, time_budget=600)
+        list(Replay(engine, open_history(repo.folder), options, notify=said.append).records())
+        assert said[0] == "edit 1 of 2"
+        assert re.fullmatch(r"edit 2 of 2, about \d+ (s|min) left", said[1])
 
     def test_the_time_budget(self, engine, repo):
         records, replay = run(engine, repo, time_budget=0.0)
