@@ -1,11 +1,13 @@
-"""The bar of a build: an estimate that learns, a pace, silence where there is no terminal."""
+"""The bars: an estimate that learns, a pace, the time left, and silence where there is no terminal."""
 
 from types import SimpleNamespace
 
 import pytest
 
+from kvfix.bench.study import Progress
 from kvfix.cli.bar import Bar
 from kvfix.cli.output import Output
+from kvfix.cli.study_bar import StudyBar
 from kvfix.cli.survey import Line
 
 
@@ -48,4 +50,23 @@ def test_silent_elsewhere(capsys):
         bar.expect([planned("a.md", 400)])
         bar.advance(50)
         bar.done(finished("a.md", 100))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_studys_time_left_is_told_by_the_items_that_were_run(out, monkeypatch):
+    moments = iter([100.0, 104.0])
+    monkeypatch.setattr("kvfix.cli.study_bar.time.monotonic", lambda: next(moments))
+    with StudyBar(out, 10) as bar:
+        [task] = bar._progress.tasks
+        bar.advance(Progress([], 1, 10))
+        bar.advance(Progress([{}], 2, 10))
+        assert task.fields["figures"] == "2 of 10"
+        bar.advance(Progress([{}], 3, 10))
+        assert task.fields["figures"] == "3 of 10, 28.0 s left"
+        assert task.completed == 3
+
+
+def test_a_studys_bar_is_silent_elsewhere(capsys):
+    with StudyBar(Output(), 2) as bar:
+        bar.advance(Progress([{}], 1, 2))
     assert capsys.readouterr() == ("", "")

@@ -13,7 +13,7 @@ VERBS = ["build", "diff", "edit", "status", "ask", "verify", "gc", "doctor"]
 HEAVY = ["torch", "transformers", "sqlalchemy", "pydantic", "numpy", "safetensors"]
 
 
-@pytest.mark.parametrize("words", [[verb] for verb in VERBS] + [["bench", "latency"]], ids=" ".join)
+@pytest.mark.parametrize("words", [[verb] for verb in VERBS] + [["bench", "latency"], ["bench", "items"]], ids=" ".join)
 def test_every_verb_shows_grouped_options_defaults_and_an_example(kvfix, words):
     result = kvfix(*words, "--help")
     assert result.code == 0
