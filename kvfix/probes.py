@@ -203,11 +203,16 @@ def _spread(items: list, most: int) -> list:
     return [items[index] for index in np.linspace(0, len(items) - 1, most).round().astype(int)]
 
 
+def part_starts(text: str) -> list[int]:
+    """Characters at which a sentence, list item, table row or block may begin, ascending, 0 among them."""
+    return [0, *(match.end() for match in _BOUNDARY.finditer(text))]
+
+
 def _lead_starts(spans: Iterable[EditSpan], text: str, offsets: np.ndarray, num_prefix: int) -> list[int]:
     """For each span the new position at which its sentence, row or item begins; `new_start` itself for no lead."""
     import numpy as np
 
-    boundaries = np.array([0, *(match.end() for match in _BOUNDARY.finditer(text))])
+    boundaries = np.array(part_starts(text))
     starts = []
     for span in spans:
         at = span.new_start - num_prefix

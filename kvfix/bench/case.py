@@ -57,7 +57,9 @@ class Selected:
 class Repaired:
     """One repaired cache, judged."""
 
-    answer: Answer
+    margin: float  # nats
+    kl_recovery: float | None
+    continuation: str
     recompute_ms: float | None  # None: copied from the fresh cache
     upstream_unchanged: bool
 
@@ -72,8 +74,8 @@ class Case:
     def __init__(self, engine: Engine, item: Item, before: KVCache | None = None) -> None:
         self.engine, self.item = engine, item
         self.query = Query.of(engine, item)
-        old, self.new = engine.encode(item.before), engine.encode(item.after)
-        self.old_ids, self.new_ids = old.token_ids, self.new.token_ids
+        self.old, self.new = engine.encode(item.before), engine.encode(item.after)
+        self.old_ids, self.new_ids = self.old.token_ids, self.new.token_ids
         self.diff = diff_tokens(self.old_ids, self.new_ids)
         self.rows = RowMap.of_base(np.arange(len(self.old_ids))).realigned(self.diff.stale_source())
         self._require_repairable()
@@ -157,8 +159,8 @@ class Case:
             self.item.after,
             self.new.offsets,
             self.new.num_prefix,
-            new_ids=self.new_ids,
-            old_ids=self.old_ids,
+            self.item.before,
+            self.old.offsets,
             query_ids=tuple(self.query.question),
             evidence=self.insight,
             diagnosis=self.insight,
@@ -180,8 +182,17 @@ class Case:
             group = arms[start : start + size]
             caches = [copied(base) for _ in group]
             times = [self._renew(cache, arm) for cache, arm in zip(caches, group, strict=True)]
-            unchanged = [_equal(cache, base, self.diff.first) for cache in caches]
-            yield from map(Repaired, ask(self.engine, caches, self.query), times, unchanged)
+            answers = ask(self.engine, caches, self.query)
+            for cache, answer, ms in zip(caches, answers, times, strict=True):
+                unchanged = _equal(cache, base, self.diff.first)
+                yield Repaired(answer.margin, self._kl_recovery(answer), answer.continuation, ms, unchanged)
+
+    def _kl_recovery(self, repaired: Answer) -> float | None:
+        """Over the new answer's positions; None where that is empty, or where the stale cache is near."""
+        fresh, stale = self.of_fresh.logprobs, self.of_stale.logprobs
+        if fresh is None or repaired.logprobs is None or stale is None:
+            return None
+        return metrics.kl_recovery(fresh, repaired.logprobs, stale)
 
     def _renew(self, cache: KVCache, arm: Selected) -> float | None:
         """Recompute the arm's rows, or copy them from the fresh cache, in place; the milliseconds of the former."""

@@ -59,7 +59,7 @@ class TokenEdit:
         """What every selector may look at, with `num_rows` a span to spend."""
         old, new = self.old, self.new
         return SelectionContext(
-            self.diff, Budget(num_rows), self.edit.after, new.offsets, new.num_prefix, new.token_ids, old.token_ids
+            self.diff, Budget(num_rows), self.edit.after, new.offsets, new.num_prefix, self.edit.before, old.offsets
         )
 
     def facts(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Change:
         """What every selector may look at."""
         new, old = self.new, self.old
         return SelectionContext(
-            self.diff, budget, self.document.text, new.offsets, new.num_prefix, new.token_ids, old.token_ids
+            self.diff, budget, self.document.text, new.offsets, new.num_prefix, self.snapshot.text, old.offsets
         )
 
     def cost(self, num_rows: int) -> Cost:

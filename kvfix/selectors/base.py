@@ -69,8 +69,8 @@ class SelectionContext:
     text: str  # the edited document
     offsets: np.ndarray  # [N - num_prefix, 2] characters of its tokens
     num_prefix: int
-    new_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # [N]
-    old_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # [N_old]
+    old_text: str = ""  # the document as it was
+    old_offsets: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))  # of its tokens
     query_ids: tuple[int, ...] = ()  # the question as it will stand behind the document; empty: none is known
     evidence: Evidence | None = None
     diagnosis: Diagnosis | None = None

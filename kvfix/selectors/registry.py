@@ -11,6 +11,7 @@ from kvfix.selectors.base import Selector
 
 SELECTORS = {
     "editlocal": "editlocal_selector.EditLocalSelector",
+    "linked": "linked_selector.LinkedSelector",
     "boundary": "boundary_selector.BoundarySelector",
     "structure": "structure_selector.StructureSelector",
     "attention": "attention_selector.AttentionSelector",
