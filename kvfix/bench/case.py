@@ -79,7 +79,7 @@ class Case:
         self.diff = diff_tokens(self.old_ids, self.new_ids)
         self.rows = RowMap.of_base(np.arange(len(self.old_ids))).realigned(self.diff.stale_source())
         self._require_repairable()
-        self.stale = prefill_behind(engine, self.old_ids, self.query.room, before)
+        self.stale = prefill_behind(engine, self.old.token_ids, self.query.room, before)
         prefilled: list[KVCache] = []
         self.full_prefill_ms = timed_ms(
             engine, lambda: prefilled.append(engine.prefill(self.new_ids, room=self.query.room))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvfix import metrics
 from kvfix.bench.case import TRANSPLANT, Case, Choice, Repaired, Selected
 from kvfix.bench.items import Item
+from kvfix.bench.latency import versions
 from kvfix.bench.records import SCHEMA, STALE, Record, Records
 from kvfix.errors import DocumentError, UsageError
 from kvfix.selectors import SELECTORS, get_selector
+from kvfix.store.jsonfile import plain
 
 if TYPE_CHECKING:
     from kvfix.core import KVCache
@@ -66,33 +69,35 @@ def run_study(engine: Engine, items: Sequence[Item], study: Study, records: Reco
 
     Raises `UsageError` where a known record is of another text under the same id.
     """
-    _prepare(engine, items)
-    model = engine.describe()
-    before, num_kept = None, 0
+    model, facts = engine.describe(), versions()
+    before, num_kept, prepared = None, 0, False
     for number, item in enumerate(items, 1):
         wanted = study.choices() + (study.transplants() if num_kept < study.num_transplanted else [])
         own = _known(records, item, Choice(STALE, 0), model)
         missing = [choice for choice in wanted if _known(records, item, choice, model) is None]
         made: list[Record] = []
         if own is None or missing:
-            made, before = _item_records(engine, item, missing, before)
-            made = [{"schema": SCHEMA, **record, "model": model} for record in made]
+            if not prepared:
+                prepared = _prepare(engine, item)
+            found, before = _item_records(engine, item, missing, before)
+            made = [plain({"schema": SCHEMA, **record, "model": model}) for record in found]
+            made[0]["versions"] = facts
         num_kept += (own or made[0])["kept"]
         new = made if own is None else made[1:]
         records.add(new)
         yield Progress(new, number, len(items))
 
 
-def _prepare(engine: Engine, items: Sequence[Item]) -> None:
-    """The gate, for rotations and noise, and one prefill to warm up."""
+def _prepare(engine: Engine, item: Item) -> bool:
+    """The gate, for rotations and noise, and a prefill to warm up; True when it is done."""
     from kvfix.engine import run_gate
 
     if engine.gate_report is None:
         engine.gate_report = run_gate(engine)
-    try:
-        engine.prefill(engine.encode(items[0].after).token_ids)
-    except DocumentError:
-        return
+    # an item that the model cannot take is named later
+    with suppress(DocumentError):
+        engine.prefill(engine.encode(item.after).token_ids)
+    return True
 
 
 def _known(records: Records, item: Item, choice: Choice, model: dict[str, str]) -> Record | None:
@@ -168,23 +173,15 @@ def _judged(case: Case, one: Selected, repaired: Repaired | None) -> dict[str, A
     """What one choice recovers."""
     if repaired is None:
         return {"kept": False, "dropped_reason": f"selector: {one.fault}"}
-    answer, item = repaired.answer, case.item
-    of_fresh, of_stale = case.of_fresh, case.of_stale
+    margin, item = repaired.margin, case.item
     return {
         "rows": len(one.positions) - case.diff.num_span,
-        "mr": metrics.margin_recovery(of_stale.margin, answer.margin, of_fresh.margin, case.noise),
-        "flip": metrics.flip(answer.continuation, item.new, item.old),
-        "prefers_new": answer.margin > 0,
-        "kl_recovery": _kl_recovery(case, repaired),
-        "margin_repaired": answer.margin,
+        "mr": metrics.margin_recovery(case.of_stale.margin, margin, case.of_fresh.margin, case.noise),
+        "flip": metrics.flip(repaired.continuation, item.new, item.old),
+        "prefers_new": margin > 0,
+        "kl_recovery": repaired.kl_recovery,
+        "margin_repaired": margin,
         "recompute_ms": repaired.recompute_ms,
         "select_ms": one.select_ms,
         "upstream_unchanged": repaired.upstream_unchanged,
     }
-
-
-def _kl_recovery(case: Case, repaired: Repaired) -> float | None:
-    of_fresh, of_repaired, of_stale = (answer.logprobs for answer in (case.of_fresh, repaired.answer, case.of_stale))
-    if of_fresh is None or of_repaired is None or of_stale is None:
-        return None
-    return metrics.kl_recovery(of_fresh, of_repaired, of_stale)

@@ -35,6 +35,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         "comparisons": list(_comparisons(cells)),
         "staleness": [_staleness(key, group) for key, group in _grouped(own, "condition").items()],
         "checks": _checks(own, tried),
+        "versions": list({str(r["versions"]): r["versions"] for r in own}.values()),
         "resamples": NUM_RESAMPLES,
         "tie_band": TIE_BAND,
     }

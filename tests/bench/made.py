@@ -81,6 +81,7 @@ def own_record(item: str, **more: Any) -> dict[str, Any]:
         "tokens_changed": 1,
         "drift": 0.1,
         "upstream_error": 1e-6,
+        "versions": {"kvfix": "made"},
     }
     unmeasured = dict.fromkeys(("mr", "rows", "recompute_ms", "select_ms", "kl_recovery", "upstream_unchanged"))
     return record(item, "stale", **{"k": 0, **unmeasured, **facts, **more})

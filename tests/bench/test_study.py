@@ -92,6 +92,9 @@ class TestRecords:
         assert all(r["recompute_ms"] is None for r in records if r["selector"].startswith("transplant:"))
         assert all(r["recompute_ms"] > 0 for r in records if r["selector"] in ("editlocal", "random", "exact"))
 
+    def test_an_items_own_record_says_what_its_times_were_taken_with(self, records):
+        assert all(r["versions"]["torch"] == torch.__version__ for r in of(records, "stale"))
+
     def test_staleness(self, records):
         for record in of(records, "stale"):
             assert record["severity"] == pytest.approx(record["margin_fresh"] - record["margin_stale"])
@@ -138,6 +141,18 @@ class TestDropped:
         assert len(own) == 1 + 2 * len(STUDY.choices())
         assert all(r["dropped_reason"].startswith("unusable: ") and reason in r["dropped_reason"] for r in own)
         assert all(r["kept"] for r in found if r["id"] != "long")
+
+    def test_figures_that_are_not_finite(self, engine, items, monkeypatch):
+        """The study goes on; what is no number is null."""
+
+        def broken(self, choices):
+            for one, repaired in real(self, choices):
+                yield one, replace(repaired, margin=float("nan"))
+
+        real = Case.outcomes
+        monkeypatch.setattr(Case, "outcomes", broken)
+        (record,) = of(run(engine, items[:1], Study(("editlocal",), (2,))), "editlocal")
+        assert record["mr"] is record["margin_repaired"] is None
 
     def test_a_selector_that_cannot_choose(self, gated):
         shallow = gated("llama", num_hidden_layers=1)
@@ -217,7 +232,7 @@ class TestOnce:
 
     def test_however_many_arms_are_in_memory(self, engine, items, monkeypatch):
         def margins():
-            return [repaired.answer.margin for _, repaired in Case(engine, items[0]).outcomes(STUDY.choices())]
+            return [repaired.margin for _, repaired in Case(engine, items[0]).outcomes(STUDY.choices())]
 
         together = margins()
         monkeypatch.setattr("kvfix.bench.case.GROUP_BYTES", 1)
