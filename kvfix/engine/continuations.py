@@ -29,7 +29,7 @@ class Continuation(NamedTuple):
 def answer_logprobs(engine: Engine, jobs: Sequence[tuple[KVCache, Continuation]]) -> Iterator[torch.Tensor]:
     """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions, a batch at a time."""
     lengths = [len(tried.query_ids) + len(tried.answer_ids) for _, tried in jobs]
-    for batch in _batches(engine, [cache for cache, _ in jobs], lengths):
+    for batch in _batches(engine, [cache for cache, _ in jobs], lengths, lengths):
         slots = _side_by_side([jobs[index][0] for index in batch], [lengths[index] for index in batch])
         groups, wanted, start = [], [], 0
         for index, places in zip(batch, slots, strict=True):
@@ -44,7 +44,8 @@ def answer_logprobs(engine: Engine, jobs: Sequence[tuple[KVCache, Continuation]]
 def generate(engine: Engine, jobs: Sequence[tuple[KVCache, list[int]]], max_new: int) -> list[list[int]]:
     """Greedy continuations of queries, each behind its cache's document."""
     results: list[list[int]] = []
-    for batch in _batches(engine, [cache for cache, _ in jobs], [len(query) + max_new for _, query in jobs]):
+    caches, rows = [cache for cache, _ in jobs], [len(query) for _, query in jobs]
+    for batch in _batches(engine, caches, [num_rows + max_new for num_rows in rows], rows):
         results += _decode(engine, [jobs[index] for index in batch], max_new)
     return results
 
@@ -70,10 +71,13 @@ def _decode(engine: Engine, jobs: Sequence[tuple[KVCache, list[int]]], max_new: 
     return results
 
 
-def _batches(engine: Engine, caches: Sequence[KVCache], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of texts that one pass takes, in order: each cache's fit its room together, all of them `PASS_ROWS`.
+def _batches(
+    engine: Engine, caches: Sequence[KVCache], lengths: Sequence[int], rows: Sequence[int]
+) -> Iterator[list[int]]:
+    """Indices of texts that one pass takes, in order: each cache's fit its room together, their first rows `PASS_ROWS`.
 
-    Raises `DocumentError` for a text that does not fit alone.
+    `lengths` are the texts' in the end, `rows` those of the pass. Raises `DocumentError` for a text that does not fit
+    alone.
     """
     batch: list[int] = []
     used: dict[int, int] = {}  # rows of each cache's room, by its id
@@ -82,7 +86,7 @@ def _batches(engine: Engine, caches: Sequence[KVCache], lengths: Sequence[int]) 
         room = cache.capacity - len(cache)
         if length > room:
             raise DocumentError(f"a question and answer of {length} tokens; the room behind the document is {room}")
-        full = used.get(id(cache), 0) + length > room or sum(used.values()) + length > PASS_ROWS
+        full = used.get(id(cache), 0) + length > room or sum(rows[n] for n in batch) + rows[index] > PASS_ROWS
         if batch and (full or not _share_frequencies(engine, caches[batch[0]], cache)):
             yield batch
             batch, used = [], {}
