@@ -11,7 +11,9 @@ import numpy as np
 
 from kvfix import align, metrics
 from kvfix.bench.answers import Answer, Query, ask
-from kvfix.bench.insight import Insight, copied
+from kvfix.bench.caches import copied, equal_until, prefill_behind
+from kvfix.bench.insight import Insight
+from kvfix.bench.records import DIAGNOSTIC, TRANSPLANT
 from kvfix.core import KVCache, RowMap
 from kvfix.diff import diff_tokens
 from kvfix.errors import DocumentError, UsageError
@@ -23,11 +25,10 @@ if TYPE_CHECKING:
     from kvfix.engine import Engine
 
 GROUP_BYTES = 2e9  # of repaired caches in memory together
-TRANSPLANT = "transplant:"
 
 
 class Choice(NamedTuple):
-    """One way of repairing: a selector's name, behind `transplant:` where its rows are copied from the fresh cache."""
+    """One way of repairing: a selector's name, or that of a transplant of its rows."""
 
     selector: str
     k: int
@@ -153,6 +154,7 @@ class Case:
             yield one, repaired.get(one.arm) if one.fault is None else None
 
     def _select(self, choice: Choice) -> Selected:
+        name = choice.selector.removeprefix(TRANSPLANT)
         context = SelectionContext(
             self.diff,
             Budget(choice.k),
@@ -163,9 +165,9 @@ class Case:
             self.old.offsets,
             query_ids=tuple(self.query.question),
             evidence=self.insight,
-            diagnosis=self.insight,
+            diagnosis=self.insight if name in DIAGNOSTIC else None,
         )
-        selector = get_selector(choice.selector.removeprefix(TRANSPLANT), seed=choice.seed)
+        selector = get_selector(name, seed=choice.seed)
         plans: list[np.ndarray] = []
         saved_ms = self.insight.saved_ms
         try:
@@ -184,7 +186,7 @@ class Case:
             times = [self._renew(cache, arm) for cache, arm in zip(caches, group, strict=True)]
             answers = ask(self.engine, caches, self.query)
             for cache, answer, ms in zip(caches, answers, times, strict=True):
-                unchanged = _equal(cache, base, self.diff.first)
+                unchanged = equal_until(self.diff.first, cache, base)
                 yield Repaired(answer.margin, self._kl_recovery(answer), answer.continuation, ms, unchanged)
 
     def _kl_recovery(self, repaired: Answer) -> float | None:
@@ -202,25 +204,3 @@ class Case:
             cache.values[:, :, positions] = self.fresh.values[:, :, positions]
             return None
         return timed_ms(self.engine, lambda: self.engine.recompute(cache, positions))
-
-
-def prefill_behind(engine: Engine, token_ids: np.ndarray, room: int, before: KVCache | None) -> KVCache:
-    """A cache of these tokens; the rows of what they share with `before` at the start are copied from there."""
-    cache = engine.new_cache(token_ids, room)
-    shared = 0
-    if before is not None and not engine.positions.crosses(len(before), len(cache)):
-        shorter = min(len(before), len(cache))
-        differs = np.flatnonzero(before.token_ids[:shorter] != token_ids[:shorter])
-        shared = int(differs[0]) if len(differs) else shorter
-        cache.keys[:, :, :shared] = before.keys[:, :, :shared]
-        cache.values[:, :, :shared] = before.values[:, :, :shared]
-    engine.recompute(cache, np.arange(shared, len(cache)))
-    return cache
-
-
-def _equal(one: KVCache, other: KVCache, end: int) -> bool:
-    """Whether the rows up to `end` are the same bit for bit."""
-    import torch
-
-    pairs = ((one.keys, other.keys), (one.values, other.values))
-    return all(torch.equal(mine[:, :, :end], theirs[:, :, :end]) for mine, theirs in pairs)

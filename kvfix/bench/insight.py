@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvfix.core import KVCache
+from kvfix.bench.caches import copied
 
 if TYPE_CHECKING:
     from kvfix.bench.case import Case
@@ -67,8 +67,3 @@ class Insight:
         carriers = carrier_positions(case.item.after, new.offsets, new.num_prefix, case.diff, case.item.new)
         trial = Trial(query.question, query.new, query.old)
         return TransplantDiagnosis(case.engine, of_spans, case.fresh, trial, carriers)
-
-
-def copied(cache: KVCache) -> KVCache:
-    """A cache of its own with the same rows."""
-    return KVCache(cache.keys.clone(), cache.values.clone(), cache.token_ids, cache.origin.copy())

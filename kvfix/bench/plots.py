@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvfix.bench.case import TRANSPLANT
 from kvfix.bench.extras import extra
+from kvfix.bench.records import TRANSPLANT
 from kvfix.errors import UsageError
 from kvfix.metrics import median
 

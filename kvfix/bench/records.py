@@ -11,6 +11,8 @@ from kvfix.errors import UsageError
 
 SCHEMA = "kvfix.item/1"
 STALE = "stale"  # the selector of an item's own record
+TRANSPLANT = "transplant:"  # before a selector's name: its rows are copied from the fresh cache
+DIAGNOSTIC = ("causal", "carrier")  # selectors that are told the fresh cache and the answers; no other ever is
 
 Record = dict[str, Any]
 

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvfix import metrics
-from kvfix.bench.case import TRANSPLANT, Case, Choice, Repaired, Selected
+from kvfix.bench.case import Case, Choice, Repaired, Selected
 from kvfix.bench.items import Item
 from kvfix.bench.latency import versions
-from kvfix.bench.records import SCHEMA, STALE, Record, Records
+from kvfix.bench.records import DIAGNOSTIC, SCHEMA, STALE, TRANSPLANT, Record, Records
 from kvfix.errors import DocumentError, UsageError
 from kvfix.selectors import SELECTORS, get_selector
 from kvfix.store.jsonfile import plain
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kvfix.core import KVCache
     from kvfix.engine import Engine
 
-# they know the fresh cache and the answers
-DIAGNOSTIC = ("causal", "carrier")
 DEPLOYABLE = tuple(name for name in SELECTORS if name not in DIAGNOSTIC)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvfix import metrics
-from kvfix.bench.case import TRANSPLANT
-from kvfix.bench.records import STALE, Record
+from kvfix.bench.records import STALE, TRANSPLANT, Record
 from kvfix.bench.statistics import NUM_RESAMPLES, TIE_BAND, bootstrap_interval, holm, out_of_fold, score, wilcoxon
 
 SCHEMA = "kvfix.items/1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from kvfix.bench.records import DIAGNOSTIC, TRANSPLANT
 from kvfix.cli import words
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # what no budgeted selector is to be measured by: it recomputes everything, or knows the answers
-NOT_RIVALS = ("exact", "causal", "carrier")
+NOT_RIVALS = ("exact", *DIAGNOSTIC)
 COLUMNS = ("selector", "k", "n", "MR", "95% interval", "median", "flips", "KL", "rows", "select", "recompute")
 
 Cell = dict[str, Any]
@@ -71,10 +72,9 @@ def _table(cells: list[Cell], comparisons: list[Cell]) -> Table:
 
 def _best(cells: list[Cell]) -> str | None:
     """The selector of highest mean among those that choose within the budget and without the answers."""
-    rivals = [
-        c for c in cells if c["selector"] not in NOT_RIVALS and ":" not in c["selector"] and c["mr_mean"] is not None
-    ]
-    return max(rivals, key=lambda cell: cell["mr_mean"])["selector"] if rivals else None
+    means = {cell["selector"]: cell["mr_mean"] for cell in cells if cell["mr_mean"] is not None}
+    rivals = [name for name in means if name not in NOT_RIVALS and not name.startswith(TRANSPLANT)]
+    return max(rivals, key=lambda name: means[name], default=None)
 
 
 def _figures(cell: Cell) -> list[str]:

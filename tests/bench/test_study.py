@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from kvfix.bench import case as case_module
 from kvfix.bench import study as study_module
 from kvfix.bench.answers import Query, ask
-from kvfix.bench.case import Case, Choice, prefill_behind
-from kvfix.bench.insight import copied
-from kvfix.bench.records import Records, key_of
+from kvfix.bench.caches import copied, prefill_behind
+from kvfix.bench.case import Case, Choice
+from kvfix.bench.records import DIAGNOSTIC, Records, key_of
 from kvfix.bench.study import Study, run_study
 from kvfix.engine import Continuation
 from kvfix.errors import UsageError
+from kvfix.selectors import SELECTORS
 from tests.bench.made import HEAD, draft, some, turned
 from tests.tolerances import CACHE, NATS
 
@@ -83,6 +85,18 @@ class TestRecords:
                 assert record["rows"] + record["span_rows"] < record["num_tokens"]
             elif record["selector"] != "stale" and "exact" not in record["selector"]:
                 assert record["rows"] == record["k"]
+
+    def test_only_diagnostics_are_told_the_answers(self, engine, items, monkeypatch):
+        told = {}
+        real = case_module.make_plan
+        monkeypatch.setattr(
+            case_module,
+            "make_plan",
+            lambda selector, context: told.update({selector.name: context}) or real(selector, context),
+        )
+        run(engine, items[:1], Study(tuple(SELECTORS), (4,)))
+        assert {name for name, context in told.items() if context.diagnosis is not None} == set(DIAGNOSTIC)
+        assert set(told) == set(SELECTORS)
 
     def test_nothing_before_the_edit_changes(self, records):
         assert all(r["upstream_unchanged"] for r in records if r["selector"] != "stale")

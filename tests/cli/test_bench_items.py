@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from kvfix.bench.case import Case
 from kvfix.bench.items import dump_items
 from kvfix.engine import Engine
 from tests.bench.made import draft, own_record, record, some, turned
@@ -60,6 +61,23 @@ def test_a_broken_study_goes_on(study, tmp_path):
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [r["id"] for r in again[:-1]]
     assert again[-1]["items"] == whole[-1]["items"]
     assert lines(study("--out", out, "--json"))[:-1] == again[:-1]
+
+
+def test_an_interrupted_study_keeps_what_it_has(study, tmp_path, monkeypatch):
+    out = tmp_path / "records.jsonl"
+    seen = []
+
+    def interrupted(engine, item, before):
+        seen.append(item.id)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return Case(engine, item, before)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kvfix.bench.study.Case", interrupted)
+        assert study("--out", out).code == 130
+    assert len(out.read_text().splitlines()) == 1 + 2 * 4
+    assert len(lines(study("--out", out, "--json"))) == 3 * (1 + 2 * 4) + 1
 
 
 def test_people_get_tables_and_pictures(study):
