@@ -118,10 +118,10 @@ def _foretold(one: Cell) -> str:
 
 def _footnote(body: dict[str, Any]) -> str:
     checks = body["checks"]
-    upstream = "unchanged by every repair" if checks["upstream_unchanged"] else "CHANGED by a repair"
-    error = checks["upstream_max_abs_error"]
+    upstream = {True: "unchanged by every repair", False: "CHANGED by a repair", None: "no repair to check them by"}
+    error = words.figure(checks["upstream_max_abs_error"], ".1e")
     return (
-        f"rows before the edit: {upstream}, {'-' if error is None else f'{error:.1e}'} from fresh ones at most\n"
+        f"rows before the edit: {upstream[checks['upstream_unchanged']]}, {error} from fresh ones at most\n"
         f"intervals from {words.count(body['resamples'])} bootstrap resamples; better and worse by more than "
         f"{body['tie_band']:g} of MR; p by Wilcoxon's paired test, Holm over all pairs of a model and condition"
     )

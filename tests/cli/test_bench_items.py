@@ -89,6 +89,18 @@ def test_people_get_tables_and_pictures(study):
     assert result.err.count("drew plots/") == 4
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [(True, "unchanged by every repair"), (False, "CHANGED by a repair"), (None, "no repair to check")],
+)
+def test_whether_rows_before_the_edit_changed_is_said(kvfix, tmp_path, flag, said):
+    records = [own_record("a"), record("a", "editlocal", upstream_unchanged=flag)]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    shown = kvfix("bench", "items", "--report-only", "--out", "records.jsonl").err
+    assert f"rows before the edit: {said}" in shown
+    assert "1.0e-06 from fresh ones at most" in shown
+
+
 def test_quietly(study):
     result = study("--quiet", "--limit", 1)
     assert (result.code, result.out, result.err) == (0, "", "")
