@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvfix.cli.bench_generate import kinds, write_items
 from kvfix.cli.items_tables import said
 from kvfix.cli.options import (
     ENGINE,
     PRINTING,
+    Count,
+    Distances,
+    FillerDir,
+    Generate,
+    ItemContext,
+    ItemSeed,
     ItemsFile,
     Ks,
     Limit,
@@ -17,7 +24,9 @@ from kvfix.cli.options import (
     ReportOnly,
     Seeds,
     Selectors,
+    Split,
     Transplant,
+    Variant,
     numbers,
 )
 from kvfix.cli.study_bar import StudyBar
@@ -41,12 +50,24 @@ def items(
     seeds: Seeds = 5,
     transplant: Transplant = 0,
     report_only: ReportOnly = False,
+    generate: Generate = None,
+    filler: FillerDir = None,
+    count: Count = 60,
+    distances: Distances = "0",
+    variant: Variant = "same",
+    split: Split = "holdout",
+    context: ItemContext = 1200,
+    item_seed: ItemSeed = 0,
 ) -> None:
     """Repair benchmark items with every selector and k, and compare what they recover.
 
     Items whose answer a fresh cache does not give, or that the edit hardly changes, are dropped and counted. A study
-    that was broken off goes on where its records end.
+    that was broken off goes on where its records end. With --generate, items are written and nothing is run.
     """
+    if generate is not None:
+        wanted = kinds(generate, distances, count, variant, split, context, item_seed)
+        write_items(run, items, filler, wanted)
+        return
     from kvfix.bench.extras import extra
     from kvfix.bench.records import Records
     from kvfix.bench.summary import summarise

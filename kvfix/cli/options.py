@@ -14,6 +14,7 @@ from kvfix.errors import UsageError
 REPAIR = "What to recompute"
 CHECKS = "What to check"
 BENCH = "What to measure"
+ITEMS = "What to generate"
 DOCUMENTS = "Which documents"
 MODEL = "Model"
 COMMON = "Store and output"
@@ -173,6 +174,29 @@ Transplant = Annotated[
 PlotsDir = Annotated[Path | None, option("--plots", "Draw into this folder, PNG and SVG.", BENCH, metavar="DIR")]
 ReportOnly = Annotated[bool, flag("--report-only", "Run nothing: statistics of what --out holds.", BENCH)]
 
+Generate = Annotated[
+    str | None,
+    option(
+        "--generate",
+        "Write items of these conditions to --items, and run nothing: direct, derived, distance, chain, implicit.",
+        ITEMS,
+        metavar="NAME,...",
+    ),
+]
+FillerDir = Annotated[Path | None, option("--filler", "Documents to set the items among.", ITEMS, metavar="DIR")]
+Count = Annotated[int, option("--count", "Items of each kind.", ITEMS, default=60, metavar="N", least=1)]
+Distances = Annotated[
+    str, option("--distances", "From the edit to what depends on it.", ITEMS, default="0", metavar="TOKENS,...")
+]
+Variant = Annotated[
+    str, option("--variant", "same, length (of changing length) or edits (two).", ITEMS, default="same", metavar="NAME")
+]
+Split = Annotated[str, option("--split", "development or holdout templates.", ITEMS, default="holdout", metavar="NAME")]
+ItemContext = Annotated[
+    int, option("--context", "Length of the text.", ITEMS, default=1200, metavar="TOKENS", least=200)
+]
+ItemSeed = Annotated[int, option("--item-seed", "Of what is drawn.", ITEMS, default=0, metavar="N", least=0)]
+
 Git = Annotated[Path, option("--git", "A git repository, or a directory in one.", BENCH, metavar="DIR")]
 Tried = Annotated[str, option("--selectors", "Ways of choosing rows.", BENCH, default="editlocal", metavar="NAME,...")]
 Budgets = Annotated[
@@ -206,7 +230,7 @@ def parameters(group: dict[str, Any]) -> list[Parameter]:
 
 def place(parameter: Parameter) -> int:
     """Where a parameter stands in the help: arguments first, then panel by panel."""
-    panels = (None, DOCUMENTS, REPAIR, BENCH, CHECKS, MODEL, COMMON)
+    panels = (None, DOCUMENTS, REPAIR, BENCH, ITEMS, CHECKS, MODEL, COMMON)
     return panels.index(parameter.annotation.__metadata__[0].rich_help_panel)
 
 
