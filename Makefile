@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint model clean
+.PHONY: demo test lint model gemma clean
 
 demo: $(READY) model
 	$(BIN)/python examples/demo.py
@@ -18,7 +18,11 @@ lint: $(READY)
 	$(BIN)/mypy
 
 model: $(READY)
-	$(BIN)/python -m kvfix.engine.locate
+	$(BIN)/python -m kvfix.engine.fetch demo
+
+# an optional second model for studies, under the Gemma Terms of Use (https://ai.google.dev/gemma/terms)
+gemma: $(READY)
+	$(BIN)/python -m kvfix.engine.fetch gemma
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("kvfix needs Python 3.10 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'

