@@ -27,8 +27,8 @@ REMARKS = ("distance", "edit", "id", "kind", "note")
 # each match ends where a sentence, list item, row or block may begin; a run of dots is tried once, at its first
 _BOUNDARY = re.compile(
     r"""
-      ^[ \t]*(?:\||\#{1,6}[ ]).*(?:\n(?:[ \t]*\n)*|\Z)                        # after a table row or a heading
-    | \n(?:[ \t]*\n)+                                                        # after blank lines
+      ^[ \t]*(?:\||\#{1,6}[ ]).*(?:\n(?:[ \t\r]*\n)*|\Z)                      # after a table row or a heading
+    | \n(?:[ \t\r]*\n)+                                                      # after blank lines
     | \n(?=[ \t]*(?:[-*+•]|\d{1,9}[.)]|\#{1,6}|>)[ \t])                      # before an item, heading or quotation
     | \n(?=[ \t]*\|)                                                         # before a table row
     | (?<![.!?…])[.!?…]+["')\]*_`”’»]*(?=\s+(?![a-z\s]))(?:\s*\n)?           # after a sentence; not before "e.g. the"

@@ -25,16 +25,19 @@ class LinkedSelector(Selector):
     lead: int = 6  # rows before the telling word for which a window still begins with its place
 
     def select(self, context: SelectionContext) -> np.ndarray:
+        free, num_rows = context.free.copy(), context.num_rows
         ends = [span.new_end for span in context.diff.spans]
-        taken = np.zeros(len(context.free), bool)
-        taken[windows(context.free, ends, int(self.near * context.num_rows))] = True
+        near = windows(context.free, ends, int(self.near * num_rows))
+        free[near] = False
+        left = num_rows - len(near)
         for place, row in linked_places(context):
-            left = context.num_rows - int(taken.sum())
             if left <= 0:
                 break
             start = place.start if row - place.start <= self.lead else row - 2
-            rows = start + np.flatnonzero((context.free & ~taken)[start : place.end])
-            taken[rows[: min(self.window, left)]] = True
-        left = context.num_rows - int(taken.sum())
-        taken[windows(context.free & ~taken, ends, left)] = True
-        return np.flatnonzero(taken)
+            rows = start + np.flatnonzero(free[start : place.end])[: min(self.window, left)]
+            free[rows] = False
+            left -= len(rows)
+        free[near] = True
+        linked = np.flatnonzero(context.free & ~free)
+        # windows of all that is left hold those of a share of it
+        return np.union1d(linked, windows(free, ends, num_rows - len(linked)))

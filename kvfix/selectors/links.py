@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import fsum
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from kvfix.selectors.base import SelectionContext
 
 IDEOGRAPH = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 WORD = re.compile(rf"(?=([{IDEOGRAPH}]{{2}}))|((?:(?![{IDEOGRAPH}])\w)+)")  # pairs where words are not parted by spaces
+IN_WORD = re.compile(r"\w")
 
 EDITED, PASSED_ON, BESIDE = 1.0, 0.5, 0.3  # what a shared word counts, by where it comes from
 LEAST = 1.0  # nats; what ties a place to the edit, at least
@@ -46,16 +48,28 @@ def linked_places(context: SelectionContext) -> Iterator[tuple[Place, int]]:
 
     value = dict.fromkeys(_sentence_words(context, places) & telling, BESIDE) | dict.fromkeys(edited, EDITED)
     hubs = _ranked(later, value, weight)[:HUBS]
-    passed_on = {word for place, _ in hubs for _, word in place.words} & telling
+    for place in hubs:
+        yield place, _first_row(context, place, value)
+    passed_on = {word for place in hubs for _, word in place.words} & telling
     value = dict.fromkeys(passed_on, PASSED_ON) | value
-    for place, _ in [*hubs, *(entry for entry in _ranked(later, value, weight) if entry not in hubs)]:
-        character = next(at for at, word in place.words if word in value)
-        yield place, context.first_token(character + 1) - 1
+    for place in _ranked(later, value, weight):
+        if place not in hubs:
+            yield place, _first_row(context, place, value)
 
 
-def _ranked(places: Iterable[Place], value: dict[str, float], weight: dict[str, float]) -> list[tuple[Place, float]]:
-    scored = [(place, sum(value.get(w, 0.0) * weight[w] for w in {w for _, w in place.words})) for place in places]
-    return sorted((entry for entry in scored if entry[1] >= LEAST), key=lambda entry: -entry[1])
+def _ranked(places: Iterable[Place], value: dict[str, float], weight: dict[str, float]) -> list[Place]:
+    """The places that are tied by words of these values, best first."""
+    shared = [(place, {word for _, word in place.words if word in value}) for place in places]
+    # an exact sum does not depend on the order in which a set gives its words
+    scored = [(place, fsum(value[word] * weight[word] for word in words)) for place, words in shared]
+    tied = [entry for entry in scored if entry[1] >= LEAST]
+    return [place for place, _ in sorted(tied, key=lambda entry: -entry[1])]
+
+
+def _first_row(context: SelectionContext, place: Place, value: dict[str, float]) -> int:
+    """The row of the place's first word that has a value."""
+    character = next(at for at, word in place.words if word in value)
+    return context.first_token(character + 1) - 1
 
 
 def _places(context: SelectionContext) -> list[Place]:
@@ -76,26 +90,30 @@ def _edited_words(context: SelectionContext) -> set[str]:
     words: set[str] = set()
     prefix = context.num_prefix
     for span in context.diff.spans:
-        new = _covered(context.text, context.offsets, span.new_start - prefix, span.new_end - prefix)
-        old = _covered(context.old_text, context.old_offsets, span.old_start - prefix, span.old_end - prefix)
+        new = _touched(context.text, context.offsets, span.new_start - prefix, span.new_end - prefix)
+        old = _touched(context.old_text, context.old_offsets, span.old_start - prefix, span.old_end - prefix)
         words |= new ^ old
     return words
 
 
-def _covered(text: str, offsets: np.ndarray, start: int, end: int) -> set[str]:
-    """The words that document tokens `[start, end)` have a part in."""
-    if start >= end:
+def _touched(text: str, offsets: np.ndarray, start: int, end: int) -> set[str]:
+    """The words that document tokens `[start, end)` have a part in, and those that end or begin right there.
+
+    The latter stand on both sides of a span unless it joins, parts, lengthens or shortens them.
+    """
+    if not len(offsets):
         return set()
-    low, high = int(offsets[max(start, 0)][0]), int(offsets[end - 1][1])
-    while low > 0 and text[low - 1 : low + 1].isalnum():
+    low = int(offsets[start - 1][1]) if start > 0 else 0
+    high = int(offsets[end - 1][1]) if end > start else low
+    while low > 0 and IN_WORD.match(text, low - 1):
         low -= 1
-    while high < len(text) and text[high - 1 : high + 1].isalnum():
+    while high < len(text) and IN_WORD.match(text, high):
         high += 1
     return {word for _, word in words_of(text, low, high)}
 
 
 def _sentence_words(context: SelectionContext, places: Iterable[Place]) -> set[str]:
     """The words of the places that hold a span."""
-    spans = context.diff.spans
-    around = [p for p in places if any(p.start <= max(s.new_end - 1, s.new_start) < p.end for s in spans)]
+    rows = np.array([max(span.new_end - 1, span.new_start) for span in context.diff.spans])
+    around = [p for p in places if np.searchsorted(rows, p.start) < np.searchsorted(rows, p.end)]
     return {word for place in around for _, word in place.words}

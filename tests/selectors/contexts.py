@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import numpy as np
 from hypothesis import strategies as st
 
 from kvfix.core import EditSpan, TokenDiff
+from kvfix.diff import diff_tokens
 from kvfix.selectors import Budget, SelectionContext, get_selector
+from kvfix.selectors.links import IDEOGRAPH
 
 PREFIX = 2
 
@@ -85,3 +90,37 @@ def diffs(draw) -> TokenDiff:
         spans.append((start, num, num_old))
         at = start + num
     return diff_of(at + draw(st.integers(0, 30)), *spans)
+
+
+# words with the space before them, marks, white space and ideographs one by one
+TOKEN = re.compile(f" ?[^\\W{IDEOGRAPH}]+|.", re.DOTALL)
+TOKEN_IDS: dict[str, int] = {}
+
+
+def between(
+    before: str, after: str, k: int, cap: int | None = None, prefix: int = PREFIX, token: re.Pattern = TOKEN
+) -> SelectionContext:
+    """The edit from one text to another, in tokens of its own kind."""
+    old, new = ([match.span() for match in token.finditer(text)] for text in (before, after))
+    ids = [
+        [*range(-prefix, 0), *(TOKEN_IDS.setdefault(text[low:high], len(TOKEN_IDS)) for low, high in spans)]
+        for text, spans in ((before, old), (after, new))
+    ]
+    old_offsets, new_offsets = (np.array(spans, np.int64).reshape(-1, 2) for spans in (old, new))
+    diff = diff_tokens(np.array(ids[0], np.int64), np.array(ids[1], np.int64))
+    return SelectionContext(diff, Budget(k, cap), after, new_offsets, prefix, before, old_offsets)
+
+
+def text_of(context: SelectionContext, rows: Iterable[int]) -> list[str]:
+    """What the rows say, one string for each run of neighbours."""
+    runs: list[str] = []
+    last = None
+    for row in rows:
+        low, high = context.offsets[row - context.num_prefix]
+        said = context.text[low:high]
+        if last is not None and row == last + 1:
+            runs[-1] += said
+        else:
+            runs.append(said)
+        last = row
+    return runs
