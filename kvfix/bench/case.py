@@ -80,10 +80,11 @@ class Case:
         self.diff = diff_tokens(self.old_ids, self.new_ids)
         self.rows = RowMap.of_base(np.arange(len(self.old_ids))).realigned(self.diff.stale_source())
         self._require_repairable()
-        self.stale = prefill_behind(engine, self.old.token_ids, self.query.room, before)
+        self.room = max(self.query.room, len(engine.text.neutral_ids))
+        self.stale = prefill_behind(engine, self.old.token_ids, self.room, before)
         prefilled: list[KVCache] = []
         self.full_prefill_ms = timed_ms(
-            engine, lambda: prefilled.append(engine.prefill(self.new_ids, room=self.query.room))
+            engine, lambda: prefilled.append(engine.prefill(self.new_ids, room=self.room))
         )
         self.fresh = prefilled[0]
         self.of_stale, self.of_fresh = ask(engine, [self.stale, self.fresh], self.query)
@@ -125,7 +126,7 @@ class Case:
     @cached_property
     def aligned(self) -> KVCache:
         """The stale rows in the new order, moved keys turned, nothing repaired; rows stored nowhere are zero."""
-        cache = align.allocate(self.stale, self.rows, self.new_ids, self.query.room, self.engine.device)
+        cache = align.allocate(self.stale, self.rows, self.new_ids, self.room, self.engine.device)
         align.gather(cache, self.rows, [self.stale])
         align.turn(cache, self.rows, self.engine.rotations)
         return cache

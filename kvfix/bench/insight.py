@@ -31,6 +31,9 @@ class Insight:
     def query_attention(self, query_ids: tuple[int, ...]) -> np.ndarray:
         return self._once(("attention", query_ids), lambda: self._evidence.query_attention(query_ids))
 
+    def query_contrast(self, query_ids: tuple[int, ...]) -> np.ndarray:
+        return self._once(("contrast", query_ids), lambda: self._evidence.query_contrast(query_ids))
+
     def deviation(self, layer: int, of: str) -> np.ndarray:
         return self._once(("deviation", layer, of), lambda: self._evidence.deviation(layer, of))
 

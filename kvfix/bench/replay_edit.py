@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kvfix.engine import Engine, StaleEvidence
     from kvfix.engine.text import Encoding
 
-NEUTRAL = "What does this document say?"
 REWRITTEN = 0.9  # a document changed beyond this share is written anew
 
 
@@ -206,7 +205,9 @@ def plan_without_model(edit: TokenEdit, selector: Selector, num_rows: int) -> Re
 
 def neutral_probe(engine: Engine) -> Probe:
     """A question that has nothing to do with the edit; its answer will be what the fresh cache says."""
-    return Probe("neutral", NEUTRAL, tuple(engine.text.question_ids(NEUTRAL)), "", "", (), ())
+    from kvfix.engine.text import NEUTRAL_QUESTION
+
+    return Probe("neutral", NEUTRAL_QUESTION, engine.text.neutral_ids, "", "", (), ())
 
 
 def _probes(engine: Engine, edit: TokenEdit) -> list[Probe]:

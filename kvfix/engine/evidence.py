@@ -56,6 +56,18 @@ class StaleEvidence:
         self.engine.run_pass(this)
         return (this.total / this.num_softmaxes).cpu().numpy()
 
+    def query_contrast(self, query_ids: tuple[int, ...]) -> np.ndarray:
+        """`[N]` fp32: log of a question's attention over that of a question about nothing in particular.
+
+        What every text draws to itself by its place or its marks falls out. 0 where one of the two sees nothing. Ours.
+        Raises `DocumentError` as `query_attention` does.
+        """
+        asked = self.query_attention(query_ids)
+        anyway = self.query_attention(self.engine.text.neutral_ids)
+        found, seen = np.zeros_like(asked), (asked > 0) & (anyway > 0)
+        found[seen] = np.log(asked[seen] / anyway[seen])
+        return found
+
     @torch.inference_mode()
     def deviation(self, layer: int, of: str = "both") -> np.ndarray:
         """`[N]` fp32: ‖fresh − stale‖² of keys, values or both at `layer`, heads summed.

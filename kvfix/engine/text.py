@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from kvfix.errors import UsageError
 
 PLAIN_QUESTION = "\n\nQuestion: {question}\nAnswer:"
+NEUTRAL_QUESTION = "What does this document say?"
 DOCUMENT, QUESTION = "{document}", "{question}"
 
 
@@ -97,6 +99,11 @@ class Text:
         if not question.strip():
             raise UsageError("the question is empty")
         return self.plain_ids(question) if question[0].isspace() else self.question_ids(question)
+
+    @cached_property
+    def neutral_ids(self) -> tuple[int, ...]:
+        """A question about nothing in particular, ready to stand behind the document: what others are compared with."""
+        return tuple(self.question_ids(NEUTRAL_QUESTION))
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -27,6 +27,10 @@ class StoredEvidence:
         """`[N]` fp32. Raises `DocumentError` for a question longer than the `room`."""
         return self._stale.query_attention(query_ids)
 
+    def query_contrast(self, query_ids: tuple[int, ...]) -> np.ndarray:
+        """`[N]` fp32. Raises `DocumentError` as `query_attention` does."""
+        return self._stale.query_contrast(query_ids)
+
     def deviation(self, layer: int, of: str) -> np.ndarray:
         """`[N]` fp32."""
         return self._stale.deviation(layer, of)

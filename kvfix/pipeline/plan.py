@@ -141,7 +141,8 @@ def plan_repair(engine: Engine, change: Change, options: EditOptions, clock: Clo
         plan = largest_plan(selector, context)
     else:
         query_ids = question_of(engine, change, options)
-        evidence = StoredEvidence(engine, change, len(query_ids), clock)
+        room = max(len(query_ids), len(engine.text.neutral_ids))
+        evidence = StoredEvidence(engine, change, room, clock)
         plan = make_plan(selector, replace(context, query_ids=query_ids, evidence=evidence))
     return _cheaper(change, plan, options) or plan
 

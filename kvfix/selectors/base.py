@@ -36,6 +36,10 @@ class Evidence(Protocol):
         """
         ...
 
+    def query_contrast(self, query_ids: tuple[int, ...]) -> np.ndarray:
+        """`[N]` fp32: log of that attention over a neutral question's; 0 where one of the two sees nothing."""
+        ...
+
     def deviation(self, layer: int, of: str) -> np.ndarray:
         """`[N]` fp32: ‖fresh − stale‖² of each row's keys and values at `layer`, heads summed.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from kvfix.selectors.base import SelectionContext, Selector, windows
-from kvfix.selectors.links import linked_places
+from kvfix.selectors.links import Place, linked_places
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,17 @@ class LinkedSelector(Selector):
     window: int = 12  # rows a place; one row of a table, or what a sentence says next
     lead: int = 6  # rows before the telling word for which a window still begins with its place
 
+    def places(self, context: SelectionContext) -> Iterator[tuple[Place, int]]:
+        """Where windows go, best first; each with the row that its window has to hold."""
+        return linked_places(context)
+
     def select(self, context: SelectionContext) -> np.ndarray:
         free, num_rows = context.free.copy(), context.num_rows
         ends = [span.new_end for span in context.diff.spans]
         near = windows(context.free, ends, int(self.near * num_rows))
         free[near] = False
         left = num_rows - len(near)
-        for place, row in linked_places(context):
+        for place, row in self.places(context):
             if left <= 0:
                 break
             start = place.start if row - place.start <= self.lead else row - 2

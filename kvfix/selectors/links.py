@@ -39,10 +39,10 @@ class Place:
 
 def linked_places(context: SelectionContext) -> Iterator[tuple[Place, int]]:
     """Places behind the edit that are tied to it, best first, each with the row of its first telling word."""
-    places = _places(context)
+    places = places_of(context)
     held = Counter(word for place in places for word in {word for _, word in place.words})
     weight = {word: np.log((len(places) + 1) / (count + 0.5)) for word, count in held.items()}
-    edited = _edited_words(context)
+    edited = edited_words(context)
     later = [place for place in places if place.end > context.diff.spans[0].new_end]
     telling = {word for word, count in held.items() if count <= max(1, COMMON * len(places))}
 
@@ -72,7 +72,7 @@ def _first_row(context: SelectionContext, place: Place, value: dict[str, float])
     return context.first_token(character + 1) - 1
 
 
-def _places(context: SelectionContext) -> list[Place]:
+def places_of(context: SelectionContext) -> list[Place]:
     """All sentences, items and rows of the text that hold a word, in order."""
     edges = [*part_starts(context.text), len(context.text)]
     found = [(low, words_of(context.text, low, high), high) for low, high in pairwise(sorted(set(edges)))]
@@ -85,7 +85,7 @@ def words_of(text: str, start: int, end: int) -> tuple[tuple[int, str], ...]:
     return tuple((at, word.casefold()) for at, word in found)
 
 
-def _edited_words(context: SelectionContext) -> set[str]:
+def edited_words(context: SelectionContext) -> set[str]:
     """Words that the edit put in or took out: those of one side of a span and not of the other."""
     words: set[str] = set()
     prefix = context.num_prefix

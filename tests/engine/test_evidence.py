@@ -21,6 +21,18 @@ def evidence_of(engine: Engine, stale: Stale) -> StaleEvidence:
     return StaleEvidence(engine, stale.cache, stale.diff)
 
 
+def test_query_contrast_is_against_a_neutral_question(gated):
+    engine = gated("llama")
+    stale = stale_of(engine, "several spans", room=200)
+    evidence = evidence_of(engine, stale)
+    found = evidence.query_contrast(QUERY)
+    asked, anyway = evidence.query_attention(QUERY), evidence.query_attention(engine.text.neutral_ids)
+    seen = stale.old_rows >= 0
+    assert np.array_equal(found[seen], np.log(asked[seen] / anyway[seen]))
+    assert not found[~seen].any()
+    assert not evidence.query_contrast(engine.text.neutral_ids).any()
+
+
 # ---- query attention
 
 

@@ -40,6 +40,10 @@ class Signals:
         self.asked.append(query_ids)
         return self.scores
 
+    def query_contrast(self, query_ids: tuple[int, ...]) -> np.ndarray:
+        self.asked.append(query_ids)
+        return self.scores
+
     def deviation(self, layer: int, of: str) -> np.ndarray:
         self.asked.append((layer, of))
         return self.scores
