@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The selector study: benchmark items among the handbook's documents, hold-out templates, two models.
+#
+#   examples/selector_study/run.sh smollm2             # the demo model; about 90 minutes on one core
+#   examples/selector_study/run.sh gemma FILE.gguf     # Gemma 3 270M (`make gemma` prints the file), about 80 minutes
+#
+# It can be broken off and started again: what is recorded is not run again.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+name=$1
+model=(${2:+--model "$2"})
+items=.cache/selector_study/$name
+here=examples/selector_study/$name
+kvfix=${KVFIX:-.venv/bin/kvfix}
+mkdir -p "$items" "$here"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+gemma=; [ "$name" = gemma ] && gemma=1
+pick() { [ $gemma ] && echo "$2" || echo "$1"; } # how many items: SmolLM2, Gemma
+
+generate() { # file, options
+    local file=$items/$1.jsonl; shift
+    [ -f "$file" ] || "$kvfix" bench items "${model[@]}" --generate "$@" --filler corpora/handbook --items "$file"
+}
+run() { # items, records, options
+    local from=$items/$1.jsonl to=$here/$2.jsonl; shift 2
+    [ ! -f "$to.gz" ] || [ -f "$to" ] || gzip -dk "$to.gz"
+    "$kvfix" bench items "${model[@]}" --items "$from" --out "$to" --seeds 3 "$@"
+}
+
+generate derived derived --count 120
+generate d250 distance --distances 250 --count 120
+generate d1500 distance --distances 1500 --count 80 --context 2800
+generate direct direct --count 40
+generate length distance --distances 250 --variant length --count 60
+generate edits derived --variant edits --count 60
+generate implicit implicit --distances 250 --count 80
+generate chain chain --distances 0 --count 120
+generate long derived --context 5000 --count 30
+
+published=editlocal,structure,attention,deviation,epic,random
+run derived main --selectors linked,$published --limit "$(pick 105 78)"
+run d250 main --selectors editlocal,linked --limit "$(pick 72 60)"
+run d1500 main --selectors editlocal,linked --limit "$(pick 45 36)"
+run derived main --selectors linked,editlocal,structure,attention,deviation,random --k 8,16,64 --seeds 1 --limit 24
+run direct main --selectors $published --k 8 --seeds 1 --limit 20
+run derived main --selectors structure,attention,deviation,random --seeds 1 --limit 32 --transplant 20
+run length length --selectors editlocal,linked --limit 20
+run edits edits --selectors editlocal,linked --limit 20
+run implicit frontier --selectors editlocal,linked,asked --k 32,64 --limit "$(pick 80 60)"
+run chain frontier --selectors editlocal,linked,asked --k 32,64 --limit "$(pick 120 80)"
+run long long --selectors editlocal,linked,structure,attention,deviation --limit "$(pick 10 8)"
+
+for records in main frontier; do
+    "$kvfix" bench items --report-only --out "$here/$records.jsonl" --plots "$here/$records"
+done
