@@ -43,6 +43,7 @@ def write_items(run: Run, path: Path | None, filler: Path | None, wanted: list[W
     text = run.engine().text
     laid = Filler(documents, text)
     made = [item for each in wanted for item in generate(text, laid, each)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     dump_items(path, made)
     run.out.document({"schema": "kvfix.generate/1", "items": str(path), "num_items": len(made)})
     run.out.note(f"wrote {words.count(len(made), 'item')} to {path}")

@@ -122,7 +122,11 @@ class Output:
 
 
 def prepare_streams() -> None:
-    """Have streams that are closed lead nowhere, and characters that a stream cannot show escaped."""
+    """Have closed streams lead nowhere, characters that a stream cannot show escaped, and libraries draw no bars.
+
+    Their bars would draw into pipes and over ours; whether they do is decided when they are imported.
+    """
+    os.environ.update(TQDM_DISABLE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         setattr(sys, name, stream)

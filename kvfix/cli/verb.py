@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ class Run:
 
     def engine(self) -> Any:
         """The model, its tokenizer loaded."""
-        # libraries' own bars would draw into pipes and over ours
-        os.environ.update(TQDM_DISABLE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
         from kvfix.engine import Engine
         from kvfix.engine.locate import DEMO_NAME
 

@@ -83,3 +83,12 @@ def test_a_build_that_is_ended_keeps_what_is_done(tmp_path, model, kvfix):
         assert opened.verify() == []
     assert 3 <= done < 150
     assert kvfix(*words[:-2], "--model", model, "--dry-run", "--json").json["totals"]["unchanged"] == done
+
+
+def test_no_library_draws_a_bar_of_its_own(tmp_path):
+    code = (
+        "import sys; from kvfix.cli.app import main; main(['status', '--store', sys.argv[1], '--json']); "
+        "from tqdm.auto import tqdm; list(tqdm(range(9)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "none"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
