@@ -23,6 +23,8 @@ EDIT_AT = (0.25, 0.40)  # place of the span, as a share of the context
 MAX_SPAN = 6
 GROUP = 5  # items that share the filler before their record
 MAX_TRIES = 60
+END = 60  # tokens; what is missing at the end of a stretch of filler counts as so many at least
+SLACK = 1.5  # a paragraph may be so many times as long as what is missing
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,16 @@ class Wanted:
         ):
             if value not in known:
                 raise UsageError(f"unknown {name} {value!r}; there are: {', '.join(known)}")
+        for name, number, least in (
+            ("count", self.count, 1),
+            ("distance", self.distance, 0),
+            ("context", self.context, 1),
+            ("seed", self.seed, 0),
+        ):
+            if number < least:
+                raise UsageError(f"{name} must be at least {least}, not {number}")
+        if (self.condition, self.variant) == ("implicit", "length"):
+            raise UsageError("implicit items have no variant length: their rows describe single names")
 
     @property
     def is_holdout(self) -> bool:
@@ -68,11 +80,16 @@ class Filler:
     """Paragraphs of real documents with their token counts, drawn document by document."""
 
     def __init__(self, texts: Sequence[str], text: Text) -> None:
-        cut = [[t[b.start : b.end].rstrip("\n") + "\n\n" for b in blocks(t)] for t in texts]
+        cut = [
+            [t[b.start : b.end].rstrip("\r\n") + "\n\n" for b in blocks(t) if t[b.start : b.end].strip()] for t in texts
+        ]
         self.documents = [[(piece, len(text.plain_ids(piece))) for piece in pieces] for pieces in cut if pieces]
         self.num_tokens = sum(count for pieces in self.documents for _, count in pieces)
         if not self.num_tokens:
             raise UsageError("the filler holds no text")
+        # or a stretch of it would never end
+        if min(count for pieces in self.documents for _, count in pieces) > END * SLACK:
+            raise UsageError(f"the filler holds no paragraph of {END * SLACK:.0f} tokens or fewer")
 
     def draw(self, rng: np.random.Generator) -> Iterator[tuple[str, int]]:
         """Endless paragraphs: whole documents in random order."""
@@ -114,7 +131,7 @@ def _item(
     before, after = context
     if not _passes(text, wanted, before, after):
         return None
-    where = f"-{wanted.distance}" if wanted.condition == "distance" else ""
+    where = f"-{wanted.distance}" if wanted.condition == "distance" or wanted.distance else ""
     kind = "" if wanted.variant == "same" else f"-{wanted.variant}"
     return Item(
         id=f"{wanted.condition}{where}{kind}-{wanted.context}-{wanted.seed}-{number:03}-{draft.family}",
@@ -144,8 +161,11 @@ def _draft(wanted: Wanted, number: int, rng: np.random.Generator) -> _Draft:
 def _explicit(family: Family, wanted: Wanted, rng: np.random.Generator) -> _Draft:
     subject = str(rng.choice(family.subjects))
     old, new = map(str, rng.choice(family.aliases, 2, replace=False))
+    names: tuple[str, ...] = (subject, old, new)
     if wanted.variant == "length":
-        new = f"{new} {rng.choice(['Upper', 'Lower', 'New', 'Old', 'Great', 'Little'])} {rng.choice(family.aliases)}"
+        more = str(rng.choice([alias for alias in family.aliases if alias not in (old, new)]))
+        names = (*names, more)
+        new = f"{new} {rng.choice(['Upper', 'Lower', 'New', 'Old', 'Great', 'Little'])} {more}"
     values = list(map(str, rng.choice(family.values, 2, replace=False)))
     record = tuple(family.record.format(subject=subject, alias=alias) for alias in (old, new))
     order = rng.permutation(2)
@@ -158,11 +178,11 @@ def _explicit(family: Family, wanted: Wanted, rng: np.random.Generator) -> _Draf
             family.heading + "".join(first[n] for n in order) + "\n",
             family.second_heading + "".join(second[n] for n in rng.permutation(2)) + "\n",
         )
-        words = (subject, old, new, *middles, *values)
+        words = (*names, *middles, *values)
     else:
         rows = [family.row.format(alias=a, value=v) for a, v in zip((old, new), values, strict=True)]
         parts = (family.heading + "".join(rows[n] for n in order) + "\n",)
-        words = (subject, old, new, *values)
+        words = (*names, *values)
     is_direct = wanted.condition == "direct"
     answers = (old, new) if is_direct else values
     question = (family.direct if is_direct else family.question).format(subject=subject)
@@ -189,7 +209,7 @@ def _implicit(family: Implicit, rng: np.random.Generator) -> _Draft:
 def _context(
     text: Text, filler: Filler, wanted: Wanted, draft: _Draft, lead: np.random.Generator, rng: np.random.Generator
 ) -> tuple[str, str] | None:
-    """Both texts: filler, record, filler up to the distance, rows, filler; None where a word is in the filler."""
+    """Both texts: filler, record, filler up to the distance, rows, filler; None where a word is elsewhere too."""
     paragraphs = filler.draw(lead)
     head = _take(paragraphs, round(0.31 * wanted.context))
     second = _second_edit(wanted, draft, rng)
@@ -197,7 +217,7 @@ def _context(
     gaps += [_take(paragraphs, max(wanted.distance, 200)) for _ in draft.parts[1:]]
     used = sum(len(text.plain_ids(piece)) for piece in (head, draft.record[1], second[1], *gaps, *draft.parts))
     tail = _take(paragraphs, max(wanted.context - used, 0))
-    loose = head + "".join(gaps) + tail
+    loose = head + "".join(gaps) + "".join(second) + tail
     if any(word.lower() in loose.lower() for word in draft.words):
         return None
     middle = "".join(gap + part for gap, part in zip(gaps, draft.parts, strict=True))
@@ -226,7 +246,7 @@ def _take(paragraphs: Iterator[tuple[str, int]], num_tokens: int) -> str:
     taken, count = [], 0
     while count < num_tokens:
         piece, tokens = next(paragraphs)
-        if tokens <= max(num_tokens - count, 60) * 1.5:
+        if tokens <= max(num_tokens - count, END) * SLACK:
             taken.append(piece)
             count += tokens
     return "".join(taken)
