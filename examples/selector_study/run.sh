@@ -41,15 +41,15 @@ generate long derived --context 5000 --count 30
 published=editlocal,structure,attention,deviation,epic,random
 run derived main --selectors linked,$published --limit "$(pick 105 78)"
 run d250 main --selectors editlocal,linked --limit "$(pick 72 60)"
-run d1500 main --selectors editlocal,linked --limit "$(pick 45 36)"
-run derived main --selectors linked,editlocal,structure,attention,deviation,random --k 8,16,64 --seeds 1 --limit 24
+run d1500 main --selectors editlocal,linked --limit "$(pick 36 30)"
+run derived main --selectors linked,editlocal,structure,attention,deviation,random --k 8,16,64 --seeds 1 --limit "$(pick 24 16)"
 run direct main --selectors $published --k 8 --seeds 1 --limit 20
-run derived main --selectors structure,attention,deviation,random --seeds 1 --limit 32 --transplant 20
-run length length --selectors editlocal,linked --limit 20
-run edits edits --selectors editlocal,linked --limit 20
-run implicit frontier --selectors editlocal,linked,asked --k 32,64 --limit "$(pick 80 60)"
-run chain frontier --selectors editlocal,linked,asked --k 32,64 --limit "$(pick 120 80)"
+run derived main --selectors structure,attention,deviation,random --seeds 1 --limit "$(pick 36 36)" --transplant 20
+run length length --selectors editlocal,linked --limit 24
+run edits edits --selectors editlocal,linked --limit 24
+run implicit frontier --selectors editlocal,linked,asked --k 32,64 --limit "$(pick 60 40)"
 run long long --selectors editlocal,linked,structure,attention,deviation --limit "$(pick 10 8)"
+run chain frontier --selectors editlocal,linked,asked --k 32,64 --limit "$(pick 90 60)"
 
 for records in main frontier; do
     "$kvfix" bench items --report-only --out "$here/$records.jsonl" --plots "$here/$records"
