@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvfix.errors import UsageError
+from kvfix.jsonlines import Format, read_objects, text_fault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +21,7 @@ MAX_LEAD = 64
 MAX_ANSWER = 24
 PROBES_FILE = "probes.jsonl"
 FIELDS = ("question", "old", "new", "doc")
-# what a probes file may say besides, for its readers
-REMARKS = ("distance", "edit", "id", "kind", "note")
+FORMAT = Format("the probes file", "a probe", FIELDS, ("distance", "edit", "id", "kind", "note"))
 
 # each match ends where a sentence, list item, row or block may begin; a run of dots is tried once, at its first
 _BOUNDARY = re.compile(
@@ -140,30 +139,14 @@ def default_probes(corpus: str) -> list[GivenProbe]:
 def load_probes(path: str | Path) -> list[GivenProbe]:
     """Read a probes file: one JSON object a line with `question`, `old`, `new` and, where it is about one, `doc`.
 
-    Remarks (`REMARKS`) are allowed and passed over.
+    The format's remarks are allowed and passed over.
 
     Raises UsageError, which names file, line and field.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot read the probes file: {error.strerror}") from error
-    return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    return [_given(fields, where) for where, fields in read_objects(path, FORMAT)]
 
 
-def _parse(line: str, where: str) -> GivenProbe:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {getattr(error, 'msg', error)}") from error
-    if not isinstance(fields, dict):
-        raise UsageError(f"{where}: expected a JSON object with the fields question, old, new")
-    for name in fields:
-        if name not in FIELDS + REMARKS:
-            known = f"{', '.join(FIELDS)} (and, for its readers, {', '.join(REMARKS)})"
-            raise UsageError(f"{where}: unknown field {name!r}; a probe has {known}")
+def _given(fields: dict, where: str) -> GivenProbe:
     for name in FIELDS:
         fault = _fault(fields, name)
         if fault:
@@ -174,16 +157,9 @@ def _parse(line: str, where: str) -> GivenProbe:
 
 
 def _fault(fields: dict, name: str) -> str | None:
-    value = fields.get(name)
-    if name == "doc" and value is None:
+    if name == "doc" and fields.get(name) is None:
         return None
-    if name not in fields:
-        return "is missing"
-    if not isinstance(value, str):
-        return f"must be a string, not {json.dumps(value)}"
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        return "holds half a surrogate pair"
-    return "is empty" if not value and name in ("question", "doc") else None
+    return text_fault(fields[name], name in ("old", "new")) if name in fields else "is missing"
 
 
 def _answer(text: str) -> str:

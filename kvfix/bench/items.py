@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvfix.errors import UsageError
+from kvfix.jsonlines import Format, read_objects, text_fault
 
 CONDITIONS = ("direct", "derived", "distance", "chain", "implicit")
 FIELDS = ("id", "condition", "distance", "before", "after", "question", "old", "new")
-# what an items file may say besides, for statistics by hand
 REMARKS = ("family", "split")
+FORMAT = Format("the items file", "an item", FIELDS, REMARKS)
 MAY_BE_EMPTY = ("old", "new")
 
 
@@ -41,19 +42,12 @@ class Item:
 
 def load_items(path: str | Path) -> list[Item]:
     """Read an items file, one JSON object a line. Raises `UsageError`, which names file, line and field."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot read the items file: {error.strerror}") from error
     items: dict[str, Item] = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            item = _parse(line, f"{path}:{number}")
-            if item.id in items:
-                raise UsageError(f"{path}:{number}: field 'id': {item.id!r} has come before")
-            items[item.id] = item
+    for where, fields in read_objects(path, FORMAT):
+        item = _item(fields, where)
+        if item.id in items:
+            raise UsageError(f"{where}: field 'id': {item.id!r} has come before")
+        items[item.id] = item
     if not items:
         raise UsageError(f"{path}: holds no items")
     return list(items.values())
@@ -68,17 +62,7 @@ def dump_items(path: str | Path, items: Iterable[Item]) -> None:
     Path(path).write_text("".join(lines), encoding="utf-8")
 
 
-def _parse(line: str, where: str) -> Item:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {getattr(error, 'msg', error)}") from error
-    if not isinstance(fields, dict):
-        raise UsageError(f"{where}: expected a JSON object with the fields {', '.join(FIELDS)}")
-    for name in fields:
-        if name not in FIELDS + REMARKS:
-            known = f"{', '.join(FIELDS)} (and, as remarks, {', '.join(REMARKS)})"
-            raise UsageError(f"{where}: unknown field {name!r}; an item has {known}")
+def _item(fields: dict, where: str) -> Item:
     for name in FIELDS + REMARKS:
         fault = _fault(fields, name)
         if fault:
@@ -98,12 +82,9 @@ def _fault(fields: dict, name: str) -> str | None:
     if name == "distance":
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         return None if whole else f"must be a whole number of tokens, not {json.dumps(value)}"
-    if not isinstance(value, str):
-        return f"must be a string, not {json.dumps(value)}"
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        return "holds half a surrogate pair"
-    if not value and name not in MAY_BE_EMPTY:
-        return "is empty"
+    fault = text_fault(value, name in MAY_BE_EMPTY)
+    if fault:
+        return fault
     if name == "condition" and value not in CONDITIONS:
         return f"must be one of {', '.join(CONDITIONS)}, not {value!r}"
     return None
