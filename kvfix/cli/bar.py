@@ -5,31 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvfix.cli import words
 from kvfix.cli.output import Output
 from kvfix.cli.survey import Line
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 CHARS_PER_TOKEN = 4.0  # until the first documents tell
 
 
-class Bar:
-    """Counts tokens towards a total that is estimated from characters, better with every document."""
+class Drawn:
+    """A bar that disappears when it is done, where the output draws any; its task has a field `figures`."""
 
-    def __init__(self, out: Output) -> None:
-        self._progress = progress_on(out) if out.draws else None
-        self._chars: dict[tuple[str, str], int] = {}
-        self._done_chars = 0
-        self._done_tokens = 0
-        self._num_done = 0
-        self._tokens = 0  # prefilled, also of documents that are not finished
-        self._first: tuple[float, int] | None = None  # when the first tokens came, and how many
+    def __init__(self, out: Output, description: str, total: int | None = None) -> None:
+        self._progress: Any = _progress_on(out) if out.draws else None
+        self._described, self._total = description, total
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         if self._progress:
             self._progress.start()
-            self._task = self._progress.add_task("looking at the documents", total=None, figures="")
+            self._task = self._progress.add_task(self._described, total=self._total, figures="")
         return self
 
     def __exit__(
@@ -37,6 +35,19 @@ class Bar:
     ) -> None:
         if self._progress:
             self._progress.stop()
+
+
+class Bar(Drawn):
+    """Counts tokens towards a total that is estimated from characters, better with every document."""
+
+    def __init__(self, out: Output) -> None:
+        super().__init__(out, "looking at the documents")
+        self._chars: dict[tuple[str, str], int] = {}
+        self._done_chars = 0
+        self._done_tokens = 0
+        self._num_done = 0
+        self._tokens = 0  # prefilled, also of documents that are not finished
+        self._first: tuple[float, int] | None = None  # when the first tokens came, and how many
 
     def expect(self, lines: Iterable[Line]) -> None:
         """Take note of what there is to do."""
@@ -75,8 +86,7 @@ class Bar:
         return f", {speed:,.0f} a second, {words.duration((total - self._tokens) / speed * 1e3)} left"
 
 
-def progress_on(out: Output) -> Any:
-    """A bar that disappears when it is done; its task has a field `figures`."""
+def _progress_on(out: Output) -> Any:
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(

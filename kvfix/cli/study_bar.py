@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvfix.cli import words
-from kvfix.cli.bar import progress_on
+from kvfix.cli.bar import Drawn
 from kvfix.cli.output import Output
 
 if TYPE_CHECKING:
     from kvfix.bench.study import Progress
 
 
-class StudyBar:
+class StudyBar(Drawn):
     """Counts items; the time left is told by those that were run, not by those whose records were there."""
 
     def __init__(self, out: Output, num_items: int) -> None:
-        self._progress: Any = progress_on(out) if out.draws else None
+        super().__init__(out, "items", num_items)
         self._num_items = num_items
         self._num_run = 0
         self._first = 0.0  # when the first item that was run ended: before it the model was loaded
-
-    def __enter__(self) -> StudyBar:
-        if self._progress:
-            self._progress.start()
-            self._task = self._progress.add_task("items", total=self._num_items, figures="")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress:
-            self._progress.stop()
 
     def advance(self, done: Progress) -> None:
         """One more item is done."""
