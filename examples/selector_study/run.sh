@@ -39,7 +39,7 @@ generate chain chain --distances 0 --count 120
 generate long derived --context 5000 --count 30
 
 published=editlocal,structure,attention,deviation,epic,random
-run derived main --selectors linked,$published --limit "$(pick 105 78)"
+run derived main --selectors linked,$published --limit "$(pick 120 84)"
 run d250 main --selectors editlocal,linked --limit "$(pick 72 60)"
 run d1500 main --selectors editlocal,linked --limit "$(pick 36 30)"
 run derived main --selectors linked,editlocal,structure,attention,deviation,random --k 8,16,64 --seeds 1 --limit "$(pick 24 16)"
