@@ -34,7 +34,9 @@ from kvfix.cli.verb import Run, verb
 from kvfix.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvfix.bench.records import Records
+    from collections.abc import Iterable
+
+    from kvfix.bench.records import Record, Records
     from kvfix.bench.study import Study
 
 
@@ -78,8 +80,7 @@ def items(
     if report_only and out is None:
         raise UsageError("--report-only needs --out, the records to report on")
     records = Records(out)
-    for record in records.all:
-        run.out.document(record)
+    _print(run, records.all)
     if not report_only:
         _run(run, items, _study(selectors, k, seeds, transplant), records, limit)
     body = summarise(records.all)
@@ -110,6 +111,14 @@ def _run(run: Run, path: Path | None, study: Study, records: Records, limit: int
 
     with StudyBar(run.out, len(chosen)) as bar:
         for progress in run_study(engine, chosen, study, records):
-            for record in progress.records:
-                run.out.document(record)
+            _print(run, progress.records)
             bar.advance(progress)
+
+
+def _print(run: Run, records: Iterable[Record]) -> None:
+    """One line a repair; what is known of an item itself stands in the file and, summed up, in the last line."""
+    from kvfix.bench.records import STALE
+
+    for record in records:
+        if record["selector"] != STALE:
+            run.out.document(record)
