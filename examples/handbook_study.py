@@ -2,7 +2,7 @@
 
 Writes one `kvfix.edit/1` report a line to `.cache/study/reports.jsonl`. About 20 minutes on two cores.
 
-    python examples/handbook_study.py [--k 32] [--strategy repair]
+    python examples/handbook_study.py [--selector linked] [--k 32] [--strategy repair]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 from kvfix import EditOptions, Engine, KVFix, Store
@@ -30,7 +31,7 @@ def link_or_copy(source: str, target: str) -> None:
     os.link(source, target) if source.endswith(".safetensors") else shutil.copy2(source, target)
 
 
-def study(k: int, strategy: str, only: str) -> None:
+def study(options: EditOptions, only: str) -> None:
     engine = Engine.open()
     base, scratch = PLACE / "store", PLACE / "scratch"
     with KVFix(Store.open(base, create=True), lambda: engine) as kv:
@@ -39,13 +40,13 @@ def study(k: int, strategy: str, only: str) -> None:
     probes = lines(CORPORA / "handbook" / "probes.jsonl")
     with (PLACE / "reports.jsonl").open("w", encoding="utf-8") as out:
         for edit in lines(CORPORA / "handbook_edits.jsonl"):
-            if only not in edit["id"]:
+            mine = [p for p in probes if p["edit"] == edit["id"]]
+            if only not in edit["id"] and only not in {p["kind"] for p in mine}:
                 continue
             shutil.rmtree(scratch, ignore_errors=True)
             shutil.copytree(base, scratch, copy_function=link_or_copy)
-            mine = [p for p in probes if p["edit"] == edit["id"]]
             with KVFix(Store.open(scratch), lambda: engine) as kv:
-                report = repair(kv, edit, mine, EditOptions(k=k, strategy=strategy))
+                report = repair(kv, edit, mine, options)
             out.write(json.dumps(report) + "\n")
             out.flush()
             show(edit, report)
@@ -58,9 +59,7 @@ def repair(kv: KVFix, edit: dict, probes: list[dict], options: EditOptions) -> d
         text = text.replace(change["find"], change["replace"])
     given = tuple(GivenProbe(p["question"], p["old"], p["new"], p["doc"]) for p in probes)
     document = CORPORA / "handbook" / edit["doc"]
-    return kv.repair(
-        document, EditOptions(options.selector, options.k, strategy=options.strategy, probes=given), text
-    ).to_json()
+    return kv.repair(document, replace(options, probes=given), text).to_json()
 
 
 def show(edit: dict, report: dict) -> None:
@@ -104,9 +103,10 @@ def summarise(reports: list[dict], given: dict[tuple[str, str], dict]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--selector", default="editlocal")
     parser.add_argument("--k", type=int, default=32)
     parser.add_argument("--strategy", default="auto")
-    parser.add_argument("--only", default="", help="edits whose id contains this")
+    parser.add_argument("--only", default="", help="edits whose id contains this, or that have probes of this kind")
     given = parser.parse_args()
     PLACE.mkdir(parents=True, exist_ok=True)
-    study(given.k, given.strategy, given.only)
+    study(EditOptions(given.selector, given.k, strategy=given.strategy), given.only)
