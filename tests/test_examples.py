@@ -38,7 +38,7 @@ def test_the_handbook_study_runs(model, tmp_path, monkeypatch, capsys):
     engine = Engine.open(model)
     monkeypatch.setattr(study.Engine, "open", lambda: engine)
     monkeypatch.setattr(study, "PLACE", tmp_path)
-    study.study(8, "repair", "refunds-")
+    study.study(study.EditOptions(k=8, strategy="repair"), "refunds-")
     shown = capsys.readouterr().out
     reports = study.lines(tmp_path / "reports.jsonl")
     assert {report["outcome"] for report in reports} == {"repaired"}
