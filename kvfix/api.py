@@ -182,7 +182,8 @@ class KVFix:
     ) -> Iterator[Synced]:
         """Bring the caches of all documents below the paths up to their files; one outcome a document.
 
-        Loads neither torch nor the model where nothing has changed. Raises `UsageError`, and nothing is done, for a
+        Loads neither torch nor the model where nothing has changed. Each commit takes the writer lock for itself; hold
+        `store.writing` where no other writer may come between them. Raises `UsageError`, and nothing is done, for a
         path where there is nothing to read, unless the store knows it and `allow_empty` is set.
         """
         from kvfix.pipeline.changes import Walk, source_at

@@ -94,10 +94,11 @@ def look(store: Store | None, sources: Iterable[Source]) -> list[Finding]:
             finding = _finding(source.corpus, document, heads.get(document.doc_id))
             found[finding.key] = finding
         if source.whole:
-            unseen = {folder.doc_id for folder in found.values() if folder.doc_id.endswith("/")}
+            folders = (f.doc_id for f in found.values() if f.corpus == source.corpus and f.doc_id.endswith("/"))
+            unseen = tuple(folders)
             for doc_id, record in heads.items():
                 key = (source.corpus, doc_id)
-                if key not in found and not doc_id.startswith(tuple(unseen)) and _is_gone(*key):
+                if key not in found and not doc_id.startswith(unseen) and _is_gone(*key):
                     gone[key] = Finding(*key, "gone", "its file is gone", record, record.text_sha256)
     return [*_renamed(found.values(), gone), *gone.values()]
 

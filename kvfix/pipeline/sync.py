@@ -13,7 +13,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvfix.core import Document, Notify
 from kvfix.corpus import UnreadableError, read_document
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from kvfix.engine import Engine
     from kvfix.pipeline.report import EditReport
     from kvfix.store import Store, VersionRecord
+
+Outcome = TypeVar("Outcome")
 
 ORDERS = ("priority", "size")
 MIN_MR = 0.9
@@ -135,7 +138,7 @@ def sync(
         if finding.kind in ("new", "changed"):
             work.append(finding)
             continue
-        done = _without_model(store, finding, options, walk)
+        done = _or_failed(finding, partial(_without_model, store, finding, options, walk))
         if done is None:
             work.append(replace(finding, kind="new", record=None))
         else:
@@ -158,6 +161,24 @@ def planned(found: Iterable[Finding]) -> Iterator[Synced]:
     for finding in found:
         kept = None if finding.kind == "renamed" else finding.record
         yield Synced(*finding.key, outcomes.get(finding.kind, "planned"), finding.reason, kept)
+
+
+def _or_failed(finding: Finding, work: Callable[[], Outcome]) -> Outcome | Synced:
+    """What `work` returns; what it raises is the document's failure, unless it concerns the whole pass."""
+    kept = None if finding.kind == "renamed" else finding.record
+    try:
+        return work()
+    except STOPPING:
+        raise
+    except UnreadableError as error:
+        return Synced(*finding.key, "skipped", error.reason, kept)
+    except DocumentError as error:
+        return Synced(*finding.key, "skipped", error.message, kept)
+    except KVFixError as error:
+        return Synced(*finding.key, "failed", error.message, kept)
+    except Exception as error:
+        # a model may raise anything; the other documents are not to suffer for it
+        return Synced(*finding.key, "failed", f"{type(error).__name__}: {first_line(error)}", kept)
 
 
 def _without_model(store: Store, finding: Finding, options: SyncOptions, walk: Walk) -> Synced | None:
@@ -230,7 +251,7 @@ class _Pass:
                 if number and deadline.passed:
                     left += work[number:]
                     return
-                yield self._done(finding, future)
+                yield _or_failed(finding, partial(self._bring_up, future))
 
     def _prepare(self, finding: Finding) -> _Ready:
         """In the background: the file as it is now, and what its head and its tokens make of it."""
@@ -242,22 +263,9 @@ class _Pass:
             return _Ready(document, head, clock)
         return _Ready(document, head, clock, change=compare(self.engine, self.store, head, document, clock))
 
-    def _done(self, finding: Finding, future: Future[_Ready]) -> Synced:
-        try:
-            return self._bring_up(future.result())
-        except STOPPING:
-            raise
-        except UnreadableError as error:
-            return Synced(*finding.key, "skipped", error.reason, finding.record)
-        except DocumentError as error:
-            return Synced(*finding.key, "skipped", error.message, finding.record)
-        except KVFixError as error:
-            return Synced(*finding.key, "failed", error.message, finding.record)
-        except Exception as error:
-            # a model may raise anything; the other documents are not to suffer for it
-            return Synced(*finding.key, "failed", f"{type(error).__name__}: {first_line(error)}", finding.record)
-
-    def _bring_up(self, ready: _Ready) -> Synced:
+    def _bring_up(self, future: Future[_Ready]) -> Synced:
+        """Raises what preparing the document raised, and what building or repairing it does."""
+        ready = future.result()
         document = ready.document
         self.notify(f"working on {document.doc_id}")
         if ready.head is None:

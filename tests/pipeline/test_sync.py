@@ -270,6 +270,17 @@ class TestFailures:
         assert path.name in done["a.md"].reason
         assert done["b.md"].outcome in ("repaired", "reprefilled")
 
+    def test_a_renamed_one_whose_record_is_damaged(self, desk):
+        desk.build(TEXT, "other")
+        path = desk.store._layout.record(desk.head().record_id)
+        path.chmod(0o644)
+        path.write_bytes(b"{}")
+        (desk.corpus / "a.md").rename(desk.corpus / "z.md")
+        write(desk, b="another")
+        done = {each.doc_id: each for each in run(desk)}
+        assert (done["z.md"].outcome, done["z.md"].record) == ("failed", None)
+        assert done["b.md"].outcome in ("repaired", "reprefilled")
+
     def test_a_full_disk_ends_the_pass(self, desk, monkeypatch):
         write(desk, a=TEXT, b="b")
 
