@@ -200,7 +200,7 @@ def test_many_unchanged_documents_take_no_time(tmp_path):
     took = time.perf_counter() - start
     assert done.returncode == 0, done.stderr
     assert "1,000 unchanged" in done.stderr
-    assert took < 3.0
+    assert took < 5.0
 
 
 def know(store, documents):
