@@ -83,9 +83,7 @@ class Case:
         self.room = max(self.query.room, len(engine.text.neutral_ids))
         self.stale = prefill_behind(engine, self.old.token_ids, self.room, before)
         prefilled: list[KVCache] = []
-        self.full_prefill_ms = timed_ms(
-            engine, lambda: prefilled.append(engine.prefill(self.new_ids, room=self.room))
-        )
+        self.full_prefill_ms = timed_ms(engine, lambda: prefilled.append(engine.prefill(self.new_ids, room=self.room)))
         self.fresh = prefilled[0]
         self.of_stale, self.of_fresh = ask(engine, [self.stale, self.fresh], self.query)
 
