@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from kvfix.pipeline.build import Built
     from kvfix.pipeline.edit import EditOptions, EditReport
     from kvfix.pipeline.plan import Change
+    from kvfix.pipeline.refresh import Refreshed, RefreshOptions
     from kvfix.pipeline.status import DocumentStatus
+    from kvfix.pipeline.sync import Synced, SyncOptions
     from kvfix.store import Store, VersionRecord
 
 
@@ -167,6 +169,41 @@ class KVFix:
         from kvfix.pipeline.ask import ask
 
         return ask(self.engine, self.store, self.record(doc), question, compare=compare, max_new=max_new)
+
+    def sync(
+        self,
+        *paths: str | Path,
+        options: SyncOptions | None = None,
+        include: Sequence[str] = DEFAULT_INCLUDE,
+        exclude: Sequence[str] = (),
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        allow_empty: bool = False,
+        notify: Notify = lambda line: None,
+    ) -> Iterator[Synced]:
+        """Bring the caches of all documents below the paths up to their files; one outcome a document.
+
+        Loads neither torch nor the model where nothing has changed. Each commit takes the writer lock for itself; hold
+        `store.writing` where no other writer may come between them. Raises `UsageError`, and nothing is done, for a
+        path where there is nothing to read, unless the store knows it and `allow_empty` is set.
+        """
+        from kvfix.pipeline.changes import Walk, source_at
+        from kvfix.pipeline.sync import SyncOptions, sync
+
+        walk = Walk(tuple(include), tuple(exclude), max_bytes)
+        sources = [source_at(path, self.store, walk, allow_empty) for path in paths]
+        return sync(lambda: self.engine, self.store, sources, options or SyncOptions(), walk, notify)
+
+    def refresh(
+        self,
+        *paths: str | Path,
+        options: RefreshOptions | None = None,
+        notify: Notify = lambda line: None,
+    ) -> Iterator[Refreshed]:
+        """Prefill documents with debt anew, most debt first: of the whole store, or below the paths."""
+        from kvfix.pipeline.refresh import RefreshOptions, refresh
+
+        records = {(r.corpus, r.doc_id): r for path in paths or (None,) for r in self.select(path)}
+        return refresh(lambda: self.engine, self.store, list(records.values()), options or RefreshOptions(), notify)
 
     def status(self, path: str | Path | None = None) -> list[DocumentStatus]:
         """The state of every document, or of those below a path; imports no torch."""

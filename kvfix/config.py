@@ -17,7 +17,7 @@ FILE_NAME = "kvfix.toml"
 DEFAULT_INCLUDE = ("*.md", "*.markdown", "*.txt", "*.rst")
 DEFAULT_MAX_BYTES = 16 * 2**20
 STRATEGIES = ("auto", "repair", "suffix", "full")
-ON_LOW = ("exact", "keep", "fail")
+ON_LOW = ("exact", "keep", "fail", "escalate")
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,8 @@ def _read_unchanged(path: str, doc_id: str, max_bytes: int) -> bytes:
             before = os.fstat(file.fileno())
             if before.st_size > max_bytes:
                 raise UnreadableError(doc_id, f"{before.st_size} bytes; the limit (max_bytes) is {max_bytes}")
-            data = file.read(max_bytes + 1)
+            # one byte more than there should be: a file that grows is noticed
+            data = file.read(before.st_size + 1)
             after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns) and len(data) == after.st_size:
             return data

@@ -11,6 +11,7 @@ import kvfix
 from kvfix import EditOptions, KVFix
 from kvfix.engine.gate import deviation
 from kvfix.errors import DocumentError, StoreMissingError, UnknownDocumentError, UnknownModelError, UsageError
+from kvfix.pipeline.sync import SyncOptions
 from tests.tolerances import CACHE
 
 TEXT = "The fee is 30 crowns a week.\n\nIt is due on Friday, at the harbour office.\n\n" + "Pay in coins. " * 10
@@ -124,6 +125,26 @@ def test_status(built, corpus):
     (corpus / "fees.md").write_text(NEW)
     assert [s.state for s in built.status(corpus / "fees.md")] == ["stale"]
     assert [s.record.doc_id for s in built.status(corpus / "sub")] == ["sub/berths.md"]
+
+
+def test_sync_and_refresh(built, corpus):
+    # an insertion: there is no old answer that this model could prefer
+    (corpus / "fees.md").write_text(TEXT.replace("30 crowns", "30 silver crowns"))
+    (corpus / "sub" / "berths.md").rename(corpus / "berths.md")
+    options = SyncOptions(edit=EditOptions(k=0, strategy="repair"), verify_sample=0.0)
+    done = {each.doc_id: each for each in built.sync(corpus, options=options)}
+    assert {name: each.outcome for name, each in done.items()} == {
+        "berths.md": "relinked",
+        "empty.md": "unchanged",
+        "fees.md": "repaired",
+    }
+    assert done["fees.md"].report.quality.num_skipped == 0
+    (again,) = built.refresh()
+    assert (again.before.doc_id, again.outcome, again.record.stale_rows) == ("fees.md", "reprefilled", 0)
+    assert list(built.refresh(corpus)) == []
+    assert {each.outcome for each in built.sync(corpus)} == {"unchanged"}
+    with pytest.raises(UsageError, match="the store knows 3 of its documents"):
+        built.sync(corpus, include=["*.rst"])
 
 
 class TestNames:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
 from kvfix import Engine, KVFix
+from kvfix.cli.app import main
 from tests.zoo import save_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,3 +47,32 @@ def test_the_handbook_study_runs(model, tmp_path, monkeypatch, capsys):
     assert all(report["version"] == 2 for report in reports)
     assert "median MR" in shown
     assert "bytes written / bytes changed" in shown
+
+
+def scheduled() -> list[str]:
+    """Every kvfix command of the crontab lines, the prose around them and the systemd unit."""
+    text = "\n".join(
+        (ROOT / path).read_text(encoding="utf-8")
+        for path in ("README.md", "examples/cron.md", "examples/systemd/kvfix-sync.service")
+    )
+    return re.findall(r"kvfix ((?:sync|refresh) .*--store .*)", text)
+
+
+@pytest.mark.parametrize("command", scheduled())
+def test_scheduled_commands_are_understood(command, tmp_path, capfd):
+    """As they stand, but for where things lie: a store that is not there yet, and no time to lose."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("")
+    words = shlex.split(
+        command.replace("/srv/", f"{tmp_path}/").replace("/var/lib/node_exporter/textfile", str(tmp_path))
+    )
+    code = main([*words, "--dry-run"])
+    err = capfd.readouterr().err
+    if words[0] == "sync":
+        assert code == 0, err
+    else:
+        assert (code, "There is no store at" in err) == (2, True)
+
+
+def test_there_are_scheduled_commands():
+    assert len(scheduled()) >= 5

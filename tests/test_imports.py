@@ -102,6 +102,9 @@ LIGHT = [
     "selectors",
     "pipeline.plan",
     "pipeline.status",
+    "pipeline.changes",
+    "pipeline.sync",
+    "pipeline.refresh",
     "cli.app",
 ]
 

@@ -18,7 +18,9 @@ from kvfix.cli.doctor import doctor
 from kvfix.cli.edit import edit
 from kvfix.cli.gc import gc
 from kvfix.cli.output import Output, prepare_streams
+from kvfix.cli.refresh import refresh
 from kvfix.cli.status import status
+from kvfix.cli.sync import sync
 from kvfix.cli.verify import verify
 
 app = typer.Typer(
@@ -46,7 +48,7 @@ def _root(
     """Keep precomputed KV caches true to their documents: diff, repair, report."""
 
 
-for command in (build, diff, edit, status, ask, verify, gc, doctor):
+for command in (build, diff, edit, sync, refresh, status, ask, verify, gc, doctor):
     command.join(app)
 app.add_typer(bench, name="bench")
 

@@ -13,6 +13,7 @@ from kvfix.errors import UsageError
 
 REPAIR = "What to recompute"
 CHECKS = "What to check"
+PASS = "How far to go, and whom to tell"
 BENCH = "What to measure"
 ITEMS = "What to generate"
 DOCUMENTS = "Which documents"
@@ -95,6 +96,51 @@ Deep = Annotated[bool, flag("--deep", "Also compare caches with a fresh prefill.
 Sample = Annotated[int, option("--sample", "How many of them.", CHECKS, default=5, metavar="N", least=1)]
 MinAge = Annotated[
     str, option("--min-age", "Leave files younger than this: 90s, 10m, 1h, 2d.", CHECKS, default="1h", metavar="TIME")
+]
+
+Prune = Annotated[bool, flag("--prune", "Drop the caches of documents whose files are gone.", DOCUMENTS)]
+AllowEmpty = Annotated[
+    bool, flag("--allow-empty", "Take a known corpus that is missing or empty for removed.", DOCUMENTS)
+]
+Order = Annotated[
+    str,
+    option(
+        "--order",
+        "priority (changed before new, small before large) or size.",
+        DOCUMENTS,
+        default="priority",
+        metavar="NAME",
+    ),
+]
+VerifySample = Annotated[
+    float,
+    option("--verify-sample", "Share of repairs compared with a fresh prefill.", CHECKS, default=0.05, metavar="X"),
+]
+LeastMr = Annotated[
+    float | None,
+    option("--min-mr", "Below it a sampled repair takes more rows.", CHECKS, default=0.9, metavar="X"),
+]
+PassBudget = Annotated[
+    str | None, option("--time-budget", "Begin no document after this: 90s, 10m, 1h.", PASS, metavar="TIME")
+]
+RefreshBudget = Annotated[
+    str | None, option("--refresh-budget", "Then refresh for so long the documents with debt.", PASS, metavar="TIME")
+]
+MaxDocuments = Annotated[int | None, option("--max", "At most so many documents.", PASS, metavar="N", least=1)]
+MinDebt = Annotated[
+    int, option("--min-debt", "Only documents with so many stale rows.", PASS, default=1, metavar="ROWS", least=1)
+]
+Hook = Annotated[
+    str | None,
+    option(
+        "--hook",
+        "Run this when documents have changed, their names on its standard input.",
+        PASS,
+        metavar="COMMAND",
+    ),
+]
+MetricsFile = Annotated[
+    Path | None, option("--metrics", "Write figures for Prometheus to this file.", PASS, metavar="FILE.prom")
 ]
 
 Store = Annotated[
@@ -230,7 +276,7 @@ def parameters(group: dict[str, Any]) -> list[Parameter]:
 
 def place(parameter: Parameter) -> int:
     """Where a parameter stands in the help: arguments first, then panel by panel."""
-    panels = (None, DOCUMENTS, REPAIR, BENCH, ITEMS, CHECKS, MODEL, COMMON)
+    panels = (None, DOCUMENTS, REPAIR, BENCH, ITEMS, CHECKS, PASS, MODEL, COMMON)
     return panels.index(parameter.annotation.__metadata__[0].rich_help_panel)
 
 

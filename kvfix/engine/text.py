@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -57,23 +58,26 @@ def _split(name: str, text: str) -> Template:
 
 
 class Text:
-    """A tokenizer with its template: encodes documents, questions and answers, each apart."""
+    """A tokenizer with its template: encodes documents, questions and answers, each apart. Threads may share it."""
 
     def __init__(self, tokenizer: Any, template: Template) -> None:
         self.tokenizer = tokenizer
+        # how marks are read is a state of the tokenizer's: another thread must not change it in mid-call
+        self._lock = threading.Lock()
         self.template = template
         self.prefix = (*self._bos(), *self._ids(template.before, special=True))
 
     def encode(self, text: str) -> Encoding:
         """The prefix and the document's tokens; marks like `<|im_end|>` in the document are ordinary text."""
-        encoded = self.tokenizer(
-            text,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            verbose=False,
-        )
+        with self._lock:
+            encoded = self.tokenizer(
+                text,
+                add_special_tokens=False,
+                split_special_tokens=True,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                verbose=False,
+            )
         ids = np.array([*self.prefix, *encoded["input_ids"]], dtype=np.int64)
         offsets = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         return Encoding(ids, offsets, len(self.prefix))
@@ -106,14 +110,16 @@ class Text:
         return tuple(self.question_ids(NEUTRAL_QUESTION))
 
     def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        with self._lock:
+            return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         if not text:
             return []
-        encoded = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=not special, return_attention_mask=False
-        )
+        with self._lock:
+            encoded = self.tokenizer(
+                text, add_special_tokens=False, split_special_tokens=not special, return_attention_mask=False
+            )
         return list(encoded["input_ids"])
 
     def _bos(self) -> list[int]:

@@ -78,6 +78,13 @@ def store_fresh(engine: Engine, store: Store, document: Document, head: VersionR
     return _commit(engine, store, document, cache, head)
 
 
+def build_one(engine: Engine, store: Store, document: Document, token_ids: np.ndarray) -> Built:
+    """Prefill and store one document that is not in the store. Raises what `build` does, and `NonFiniteError`."""
+    admit(engine, store)
+    ((job, cache, prefill_ms),) = _prefill(engine, [_Job(document, token_ids, None)], lambda rows: None)
+    return _write(engine, store, job, cache, prefill_ms)
+
+
 def _batches(
     engine: Engine, store: Store, documents: Iterable[Document | Skipped], force: bool
 ) -> Iterator[Built | list[_Job]]:

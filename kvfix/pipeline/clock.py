@@ -1,4 +1,4 @@
-"""Wall time by step."""
+"""Wall time by step, and wall time left."""
 
 from __future__ import annotations
 
@@ -24,3 +24,14 @@ class Clock:
             spent = (time.perf_counter() - start) * 1e3
             self.ms[step] = self.ms.get(step, 0.0) + spent - self._inner_ms
             self._inner_ms = before + spent
+
+
+class Deadline:
+    """A time budget in seconds, counted from when it is made; None never ends."""
+
+    def __init__(self, budget_s: float | None) -> None:
+        self._end = None if budget_s is None else time.monotonic() + budget_s
+
+    @property
+    def passed(self) -> bool:
+        return self._end is not None and time.monotonic() >= self._end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +17,8 @@ from kvfix.pipeline.build import store_fresh
 from kvfix.pipeline.clock import Clock
 from kvfix.pipeline.load import load_cache, read_rows
 from kvfix.pipeline.plan import Change, EditOptions, compare, exactly, plan_repair
-from kvfix.pipeline.quality import Arm, Quality, ask_arm, judge, make_probes, room_for
-from kvfix.pipeline.report import EditReport
+from kvfix.pipeline.quality import Arm, ProbeResult, Quality, ask_arm, judge, make_probes, room_for
+from kvfix.pipeline.report import Attempt, EditReport, escalated_to
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +60,15 @@ def edit(
     if record.num_tokens == 0 or not document.text:
         return _build_anew(engine, store, record, blank)
     change = compare(engine, store, record, document, clock)
+    return edit_change(engine, store, change, options, clock, notify)
+
+
+def edit_change(
+    engine: Engine, store: Store, change: Change, options: EditOptions, clock: Clock, notify: Notify = lambda line: None
+) -> EditReport:
+    """`edit`, of a change that has been found already; what finding it took stands on the clock."""
+    record = change.snapshot.record
+    blank = EditReport(engine, change.document, options, clock, previous=record)
     if not recall(engine, store) and not options.dry_run:
         admit(engine, store)
     with clock("select"):
@@ -103,15 +112,18 @@ class _Repair:
         patch, repaired = self._recompute(plan)
         fresh = self._ask_fresh() if self.options.verify else None
         quality = self._judge(repaired, stale, fresh)
-        wanted = self._instead(plan, quality)
-        if wanted is not None:
+        attempts = [Attempt.of(plan, quality)]
+        while (wanted := self._instead(plan, quality)) is not None:
             plan = wanted
             patch, repaired = self._recompute(plan)
             quality = self._judge(repaired, stale, fresh)
+            attempts.append(Attempt.of(plan, quality))
+            if self.options.on_low != "escalate":
+                break
         if self.options.measure:
             self.notify(f"timing {measure.ROUNDS} rounds of repair, suffix and full prefill")
         measured = measure.medians(self.engine, self.change, plan) if self.options.measure else None
-        record = self._commit(plan, patch, quality)
+        record = self._commit(plan, patch, quality, escalated_to(attempts))
         outcome = "repaired" if plan.strategy == "repair" else "reprefilled"
         return planned.ended(
             outcome,
@@ -122,6 +134,7 @@ class _Repair:
             record=record,
             changed_bytes=patch.keys.nbytes + patch.values.nbytes,
             warnings=(*self.warnings, *_warnings(quality)),
+            attempts=tuple(attempts),
         )
 
     def _ask_stale(self) -> Arm | None:
@@ -170,23 +183,50 @@ class _Repair:
 
     def _instead(self, plan: RepairPlan, quality: Quality) -> RepairPlan | None:
         """Another plan where the quality is below the minimum and the user wants exact rows then."""
-        wanted, found = self.options.min_mr, quality.mr_median
-        if wanted is None or (found is not None and found >= wanted):
+        said = self._low(quality)
+        if said is None:
             return None
-        shown = "not measurable" if found is None else f"{found:.3f}"
-        said = f"the median MR is {shown}, and at least {wanted:g} was asked for"
         if self.options.on_low == "fail":
             raise LowQualityError(f"{self.record.doc_id}: {said}; nothing was stored. Raise --k or use --on-low exact")
         start = self.change.exact_until
         if self.options.on_low == "keep" or len(plan.positions) >= self.change.diff.num_new - start:
             self.warnings.append(said)
             return None
-        return exactly(plan, "suffix", f"{said}: every row that was not exact was recomputed", start)
+        larger = self._larger(plan, said) if self.options.on_low == "escalate" else None
+        return larger or exactly(plan, "suffix", f"{said}: every row that was not exact was recomputed", start)
 
-    def _commit(self, plan: RepairPlan, patch: Patch, quality: Quality) -> VersionRecord:
+    def _low(self, quality: Quality) -> str | None:
+        """What the quality lacks, for people; None where it will do.
+
+        Where the repair is to escalate, a probe of replaced text that prefers the old answer is not enough, unless
+        the fresh cache prefers it too; an MR that cannot be measured is no reason to spend more.
+        """
+        wanted, found = self.options.min_mr, quality.mr_median
+        escalates = self.options.on_low == "escalate"
+        if wanted is not None and (found is None or found < wanted) and not (found is None and escalates):
+            shown = "not measurable" if found is None else f"{found:.3f}"
+            return f"the median MR is {shown}, and at least {wanted:g} was asked for"
+        failing = sum(_prefers_old(probe) for probe in quality.probes) if escalates else 0
+        return f"{failing} of {len(quality.counting)} probes preferred the old text" if failing else None
+
+    def _larger(self, plan: RepairPlan, said: str) -> RepairPlan | None:
+        """The plan of twice or four times the rows that were asked for; None where neither takes more than `plan`."""
+        asked = self.options
+        for factor in (2, 4):
+            k, budget = asked.k * factor, None if asked.budget is None else asked.budget * factor
+            if k <= plan.k:
+                continue
+            with self.clock("select"):
+                larger = plan_repair(self.engine, self.change, replace(asked, k=k, budget=budget), self.clock)
+            if len(larger.positions) > len(plan.positions):
+                return replace(larger, reason=larger.reason or f"{said}: k was raised to {k}")
+        return None
+
+    def _commit(self, plan: RepairPlan, patch: Patch, quality: Quality, escalated: int | str | None) -> VersionRecord:
         owed = debt.after_edit(self.record.debt, self.change.diff, patch.positions)
         report = {"selector": plan.selector, "k": plan.k, "strategy": plan.strategy, "last_mr": quality.mr_median}
         report |= {"prefers_new_rate": quality.prefers_new_rate}
+        report |= {"escalated_to": escalated} if escalated is not None else {}
         with self.clock("persist"):
             return self.store.commit_patch(
                 self.change.document,
@@ -201,6 +241,12 @@ class _Repair:
                 report,
                 self.record,
             )
+
+
+def _prefers_old(probe: ProbeResult) -> bool:
+    """Whether an automatic probe of replaced text still prefers the old one, and a fresh cache is not known to."""
+    able = probe.margin_fresh is None or probe.margin_fresh > 0
+    return probe.kind == "auto" and bool(probe.old and probe.new) and not probe.prefers_new and able
 
 
 def _warnings(quality: Quality) -> Sequence[str]:

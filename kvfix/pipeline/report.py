@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,28 @@ if TYPE_CHECKING:
 
 STEPS = ("load", "diff", "align", "select", "recompute", "persist")
 COMPUTE = ("align", "select", "recompute")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One plan that was carried out, and what it was worth; the last one was stored."""
+
+    k: int
+    strategy: str
+    num_rows: int
+    mr_median: float | None
+    prefers_new_rate: float | None
+
+    @classmethod
+    def of(cls, plan: RepairPlan, quality: Quality) -> Attempt:
+        return cls(plan.k, plan.strategy, len(plan.positions), quality.mr_median, quality.prefers_new_rate)
+
+
+def escalated_to(attempts: Sequence[Attempt]) -> int | str | None:
+    """The k, or `exact`, that a repair ended with; None where the first attempt was good enough."""
+    if len(attempts) < 2:
+        return None
+    return attempts[-1].k if attempts[-1].strategy == "repair" else "exact"
 
 
 @dataclass(frozen=True)
@@ -36,6 +59,7 @@ class EditReport:
     record: VersionRecord | None = None
     changed_bytes: int | None = None
     warnings: tuple[str, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
 
     def ended(self, outcome: str, reason: str | None, **more: Any) -> EditReport:
         """The report with its outcome."""
@@ -105,5 +129,7 @@ class EditReport:
             },
             "version": record.version,
             "debt": {"stale_rows": record.debt.stale_rows, "edits_behind": record.debt.edits_behind},
+            "escalated_to": escalated_to(self.attempts),
+            "attempts": [vars(attempt) for attempt in self.attempts],
             "warnings": list(self.warnings),
         }

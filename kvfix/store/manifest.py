@@ -16,6 +16,7 @@ from kvfix.store.schema import documents, gates, meta, models, segments, version
 
 COLUMNS = [versions.c[field.name] for field in fields(VersionRecord)]
 DEFAULT_KEEP = 1
+NOTE = "note:"  # what a name in `meta` begins with that is no fact about the store
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Manifest:
     def check_format(self) -> None:
         """Read the settings; UsageError if a newer kvfix wrote them, StoreDamagedError if they make no sense."""
         with self.database.reading() as connection:
-            facts = {row.key: row.value for row in connection.execute(select(meta))}
+            told = select(meta).where(meta.c.key.in_(("format", "keep")))
+            facts = {row.key: row.value for row in connection.execute(told)}
         try:
             number, self.keep = int(facts["format"]), int(facts["keep"])
         except (KeyError, ValueError) as error:
@@ -71,6 +73,18 @@ class Manifest:
                 f"The store {self.path.parent} has format {number}, written by a newer kvfix; this one knows "
                 f"{schema.FORMAT_VERSION}. Upgrade kvfix, or build a new store."
             )
+
+    def note(self, key: str) -> str | None:
+        """What was noted under a name last; a rebuilt manifest has no notes."""
+        with self.database.reading() as connection:
+            return connection.scalar(select(meta.c.value).where(meta.c.key == f"{NOTE}{key}"))
+
+    def set_note(self, key: str, value: str | None) -> None:
+        """Note a text under a name, or forget it."""
+        with self.database.writing() as connection:
+            connection.execute(delete(meta).where(meta.c.key == f"{NOTE}{key}"))
+            if value is not None:
+                connection.execute(insert(meta).values(key=f"{NOTE}{key}", value=value))
 
     def head(self, corpus: str, doc_id: str) -> VersionRecord | None:
         with self.database.reading() as connection:

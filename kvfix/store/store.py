@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -250,6 +251,21 @@ class Store:
     def gates(self) -> list[tuple[str, str]]:
         """The fingerprint and backend of every gate report."""
         return self._manifest.gates()
+
+    # what a pass with a time budget has left
+
+    def left(self, corpus: str) -> list[str]:
+        """The doc_ids that the last pass over a corpus had no time for, in order; lost where the manifest is."""
+        try:
+            found = json.loads(self._manifest.note(f"left:{corpus}") or "[]")
+        except ValueError:
+            return []
+        return [doc_id for doc_id in found if isinstance(doc_id, str)] if isinstance(found, list) else []
+
+    def set_left(self, corpus: str, doc_ids: Sequence[str]) -> None:
+        """Remember what a pass has left, durably."""
+        with self.writing("sync", self._busy_s):
+            self._manifest.set_note(f"left:{corpus}", json.dumps(list(doc_ids)) if doc_ids else None)
 
     # upkeep
 

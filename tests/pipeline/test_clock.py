@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfix.pipeline.clock import Clock
+from kvfix.pipeline.clock import Clock, Deadline
 
 
 @pytest.fixture
@@ -48,3 +48,12 @@ def test_a_step_that_fails_is_timed(clock):
     with pytest.raises(ZeroDivisionError):
         fail(times, now)
     assert times.ms == {"select": 0.0, "load": 1000.0}
+
+
+def test_a_deadline_passes_once_and_none_never_does(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    never, at_once, later = Deadline(None), Deadline(0), Deadline(60)
+    assert [d.passed for d in (never, at_once, later)] == [False, True, False]
+    now[0] = 160.0
+    assert [d.passed for d in (never, at_once, later)] == [False, True, True]

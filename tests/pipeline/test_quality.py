@@ -287,6 +287,83 @@ class TestLow:
         assert desk.edit(EDITS["growing"], k=4).outcome == "repaired"
 
 
+class TestEscalate:
+    """k, twice k, four times k, exact: until the checks are content."""
+
+    @pytest.fixture
+    def judged(self, monkeypatch):
+        """`judged(figure, until)` says the figure of every repair of fewer than `until` rows, and of larger ones 1."""
+
+        def set_to(until, **worse):
+            sizes = []
+            real = edit_module._Repair._recompute
+            monkeypatch.setattr(
+                edit_module._Repair,
+                "_recompute",
+                lambda self, plan: sizes.append(len(plan.positions)) or real(self, plan),
+            )
+
+            def judged(probes, *arms, **facts):
+                found = judge(probes, *arms, **facts)
+                said = worse if sizes[-1] < until else {"mr": 1.0, "prefers_new": True}
+                return replace(found, probes=tuple(replace(p, **said) for p in found.probes))
+
+            monkeypatch.setattr(edit_module, "judge", judged)
+            return sizes
+
+        return set_to
+
+    @pytest.mark.parametrize(
+        ("until", "ended", "num_attempts"), [(5, None, 1), (8, 8, 2), (12, 16, 3), (99, "exact", 4)]
+    )
+    @pytest.mark.parametrize("verify", [False, True], ids=["prefers_new", "mr"])
+    def test_rows_grow_until_it_will_do(self, desk, judged, until, ended, num_attempts, verify):
+        desk.build(TEXT)
+        worse = {"mr": 0.2, "prefers_new": True, "margin_fresh": 1.0} if verify else {"prefers_new": False}
+        sizes = judged(until, **worse)
+        min_mr = 0.9 if verify else None
+        report = desk.edit(SAME, k=4, strategy="repair", verify=verify, min_mr=min_mr, on_low="escalate")
+        body = report.to_json()
+        assert body["escalated_to"] == ended
+        assert len(sizes) == len(body["attempts"]) == num_attempts
+        assert sizes == sorted(set(sizes))
+        assert body["attempts"][-1]["num_rows"] == body["tokens"]["recomputed"] == sizes[-1]
+        assert desk.head().version == 2
+        assert desk.store.detail(desk.head()).report.get("escalated_to") == ended
+        if ended == "exact":
+            assert report.outcome == "reprefilled"
+            assert desk.head().debt.state == "exact"
+            assert deviation(desk.loaded(), desk.fresh(SAME)) <= CACHE
+        elif ended:
+            assert (report.outcome, report.plan.k) == ("repaired", ended)
+            assert f"k was raised to {ended}" in report.reason
+
+    def test_a_budget_grows_with_k(self, desk, judged):
+        desk.build(TEXT)
+        sizes = judged(12, prefers_new=False)
+        desk.edit(SAME, k=8, budget=4, strategy="repair", verify=False, on_low="escalate")
+        assert sizes == [6, 10, 18]
+
+    def test_what_the_fresh_cache_gets_wrong_too_is_left(self, desk, judged):
+        desk.build(TEXT)
+        sizes = judged(99, prefers_new=False, mr=None, margin_fresh=-0.1)
+        report = desk.edit(SAME, k=4, strategy="repair", min_mr=0.9, on_low="escalate")
+        assert (len(sizes), report.to_json()["escalated_to"]) == (1, None)
+
+    def test_insertions_have_no_old_answer_to_prefer(self, desk, judged):
+        desk.build(TEXT)
+        sizes = judged(99, prefers_new=False, old="")
+        desk.edit(EDITS["growing"], k=4, strategy="repair", verify=False, on_low="escalate")
+        assert len(sizes) == 1
+
+    def test_it_ends_with_a_warning_where_exact_rows_do_not_help(self, desk, judged):
+        desk.build(TEXT)
+        judged(10**6, prefers_new=False)
+        report = desk.edit(SAME, k=4, strategy="repair", verify=False, on_low="escalate")
+        assert report.to_json()["escalated_to"] == "exact"
+        assert "1 of 1 probes preferred the old text" in report.warnings
+
+
 class TestWarnings:
     def test_what_nobody_should_overlook(self):
         from kvfix.pipeline.edit import _warnings

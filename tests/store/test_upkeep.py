@@ -169,3 +169,21 @@ def test_odd_reports_are_stored_as_plain_json(store):
     record = store.commit_base(document("x"), KEY, cache, exact(3), report, None)
     assert store.detail(record).report == {"a": 1.5, "b": [1, None], "c": [0, 1], "quality": {"mr_median": 2.0}}
     assert record.last_mr == 2.0
+
+
+def test_what_a_pass_left_is_remembered_by_corpus(store):
+    assert store.left("/docs") == []
+    store.set_left("/docs", ["b.md", "a\n\u00e9.md"])
+    store.set_left("/other", ["c.md"])
+    with Store.open(store.path) as again:
+        assert again.left("/docs") == ["b.md", "a\n\u00e9.md"]
+        again.set_left("/docs", [])
+        assert (again.left("/docs"), again.left("/other")) == ([], ["c.md"])
+    assert store.verify() == []
+
+
+def test_a_note_that_makes_no_sense_is_none(store):
+    store._manifest.set_note("left:/docs", "{")
+    assert store.left("/docs") == []
+    store._manifest.set_note("left:/docs", '[1, "a.md"]')
+    assert store.left("/docs") == ["a.md"]
