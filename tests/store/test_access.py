@@ -302,8 +302,14 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path, monkeypatch):
 def test_a_store_of_a_newer_format_is_refused_and_left_alone(store):
     with sqlite3.connect(store.path / "manifest.sqlite") as connection:
         connection.execute("UPDATE meta SET value = '2' WHERE key = 'format'")
+    with pytest.raises(StoreDamagedError, match="make no sense"):
+        Store.open(store.path)
+    with sqlite3.connect(store.path / "manifest.sqlite") as connection:
+        connection.execute("DELETE FROM meta WHERE key = 'seal'")
     with pytest.raises(UsageError, match="newer kvfix"):
         Store.open(store.path)
+    with pytest.raises(UsageError, match="newer kvfix"):
+        Store.rebuild(store.path)
 
 
 def test_how_many_versions_are_kept_is_a_setting_of_the_store(store):
