@@ -278,10 +278,23 @@ class Store:
 
     # upkeep
 
-    def gc(self, min_age_s: float = garbage.MIN_AGE_S) -> GcReport:
-        """Remove files that nothing refers to and that are older than `min_age_s`."""
+    def gc(
+        self, min_age_s: float = garbage.MIN_AGE_S, max_bytes: int | None = None, dry_run: bool = False
+    ) -> GcReport:
+        """Remove files that nothing refers to and that are older than `min_age_s`.
+
+        Also previous versions beyond the `keep` that the store was opened with, and, where segments and records take
+        more than `max_bytes`, further ones until they do not, the oldest first. Heads stay, whatever they take.
+        """
+        sweep = garbage.Sweep(min_age_s, self._manifest.given_keep, max_bytes, dry_run)
+        if dry_run:
+            return garbage.collect(self._layout, self._manifest, sweep)
         with self.writing("gc", self._busy_s):
-            return garbage.collect(self._layout, self._manifest, min_age_s)
+            return garbage.collect(self._layout, self._manifest, sweep)
+
+    def stored_bytes(self) -> int:
+        """What all segment and record files take, unreferenced ones included."""
+        return garbage.stored_bytes(self._layout)
 
     @staticmethod
     def rebuild(path: str | Path, dry_run: bool = False, timeout: float = 0.0) -> Rebuilt:
