@@ -82,6 +82,7 @@ ProbesFile = Annotated[
     option("--probes", "Questions to ask, one JSON object a line.", CHECKS, default="probes.jsonl", metavar="FILE"),
 ]
 NoVerify = Annotated[bool, flag("--no-verify", "Leave out the fresh prefill that the repair is compared with.", CHECKS)]
+Undo = Annotated[bool, flag("--undo", "Go back to the version before, whatever the file says.", DOCUMENTS)]
 Measure = Annotated[bool, flag("--measure", "Time repair, suffix and full prefill several times over.", CHECKS)]
 MinMr = Annotated[float | None, option("--min-mr", "Lowest median margin recovery.", CHECKS, metavar="X")]
 OnLow = Annotated[
@@ -97,8 +98,22 @@ MinAge = Annotated[
     str, option("--min-age", "Leave files younger than this: 90s, 10m, 1h, 2d.", CHECKS, default="1h", metavar="TIME")
 ]
 
+MaxSize = Annotated[
+    str | None,
+    option(
+        "--max-size",
+        "Drop previous versions, the oldest first, until segments and records take no more: 500MB, 20GB.",
+        CHECKS,
+        metavar="SIZE",
+    ),
+]
+Rebuild = Annotated[bool, flag("--rebuild", "Make the manifest anew from the version records.", CHECKS)]
+
 Store = Annotated[
     str | None, option("--store", "The store, or KVFIX_STORE.", COMMON, default=Settings.store, metavar="DIR")
+]
+Keep = Annotated[
+    int | None, option("--keep", "Previous versions to leave of each document.", COMMON, default=1, metavar="N")
 ]
 LockTimeout = Annotated[
     float | None,
@@ -213,7 +228,8 @@ TimeBudget = Annotated[
 # groups of options that several verbs share, by the name of the setting
 PRINTING = {"config": ConfigFile, "json": Json, "quiet": Quiet}
 READING = {"store": Store, **PRINTING}
-WRITING = {"store": Store, "lock_timeout": LockTimeout, **PRINTING}
+LOCKING = {"store": Store, "lock_timeout": LockTimeout, **PRINTING}
+WRITING = {**LOCKING, "keep": Keep}
 ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template}
 PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "query": Query, "strategy": Strategy}
 QUALITY = {"min_mr": MinMr, "on_low": OnLow}
