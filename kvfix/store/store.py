@@ -233,17 +233,24 @@ class Store:
     def restore(self, head: VersionRecord) -> VersionRecord:
         """Make the content of the version before a head the newest version, under the next number.
 
-        UsageError if that version is no longer kept; StoreBusyError if the head is another by now.
+        UsageError if that version is no longer kept, StoreDamagedError if it is not whole; StoreBusyError if the head
+        is another by now.
         """
         with self.writing("restore", self._busy_s):
             check_expected(self.head(head.corpus, head.doc_id), Change(head, (), head))
-            before = self.previous(head)
-            if before is None:
-                raise UsageError(
-                    f"{head.doc_id}: no version before version {head.version} is kept, so there is none to go back to "
-                    "(--keep says how many a change leaves)."
-                )
+            before = self.restorable(head)
+            self.snapshot(before, check=True)
             return self._committer.restore(head, self.detail(before))
+
+    def restorable(self, head: VersionRecord) -> VersionRecord:
+        """The version that `restore` would bring back; UsageError if none is kept."""
+        before = self.previous(head)
+        if before is None:
+            raise UsageError(
+                f"{head.doc_id}: no version before version {head.version} is kept, so there is none to go back to "
+                "(--keep says how many a change leaves)"
+            )
+        return before
 
     def relink(self, record: VersionRecord, document: Document, keep_old: bool = False) -> VersionRecord:
         """Give a head's segments to a new document of the same text, and remove the old one unless it is kept."""
@@ -278,9 +285,7 @@ class Store:
 
     # upkeep
 
-    def gc(
-        self, min_age_s: float = garbage.MIN_AGE_S, max_bytes: int | None = None, dry_run: bool = False
-    ) -> GcReport:
+    def gc(self, min_age_s: float = garbage.MIN_AGE_S, max_bytes: int | None = None, dry_run: bool = False) -> GcReport:
         """Remove files that nothing refers to and that are older than `min_age_s`.
 
         Also previous versions beyond the `keep` that the store was opened with, and, where segments and records take

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvfix.errors import StoreBusyError, StoreMissingError
+from kvfix.errors import StoreBusyError, StoreDamagedError, StoreMissingError, UsageError
 from kvfix.pipeline.status import statuses
 from kvfix.store import Loss, Store, commits, schema
 from tests.store.conftest import MEMORY
@@ -274,3 +274,23 @@ def test_restoring_goes_back_and_forth(chain):
     fourth = chain.restore(third)
     assert torch.equal(loaded(chain.snapshot(fourth, check=True))[1], new[1])
     assert chain.verify() == []
+
+
+def test_restoring_in_a_store_that_keeps_nothing(chain):
+    old = loaded(chain.snapshot(chain.version("/corpus", "a.md", 1)))
+    with Store.open(chain.path, keep=0) as store:
+        third = store.restore(store.head("/corpus", "a.md"))
+        assert torch.equal(loaded(store.snapshot(third, check=True))[0], old[0])
+        with pytest.raises(UsageError, match="no version before version 3"):
+            store.restore(third)
+        assert [store.version("/corpus", "a.md", number) for number in (1, 2)] == [None, None]
+        assert (store.verify(), store.gc(min_age_s=0).num_files) == ([], 0)
+
+
+def test_a_damaged_version_is_not_restored(chain):
+    second = chain.head("/corpus", "a.md")
+    file = segment_file(chain, chain.version("/corpus", "a.md", 1), 0)
+    flip(file, file.stat().st_size - 20)
+    with pytest.raises(StoreDamagedError, match=file.name):
+        chain.restore(second)
+    assert chain.head("/corpus", "a.md") == second
