@@ -19,6 +19,7 @@ from kvfix.store.schema import documents, gates, meta, models, segments, version
 
 COLUMNS = [versions.c[field.name] for field in fields(VersionRecord)]
 DEFAULT_KEEP = 1
+SETTINGS = ("format", "keep")
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,10 @@ class Manifest:
             )
 
     def _facts(self) -> dict[str, str]:
+        """The settings and their seal; whatever else is in the table is none of them."""
+        told = select(meta).where(meta.c.key.in_((*SETTINGS, "seal")))
         with self.database.reading() as connection:
-            return {row.key: row.value for row in connection.execute(select(meta))}
+            return {row.key: row.value for row in connection.execute(told)}
 
     def _damaged(self) -> StoreDamagedError:
         return StoreDamagedError(

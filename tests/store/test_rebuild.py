@@ -77,7 +77,7 @@ def step(store: Store, action: str, number: int, doc_id: str) -> None:
         store.relink(head, target, keep_old=action == "copy")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     history=st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from("abc")), min_size=5, max_size=25),
     keep=st.sampled_from([0, 1, 3]),
@@ -257,6 +257,19 @@ def test_a_manifest_whose_head_is_not_the_newest_version_is_found(chain):
     assert {(item.doc, item.version) for item in chain.verify()} == {("a.md", 2), ("b.md", 1), (None, None)}
     Store.rebuild(chain.path)
     assert chain.verify() == []
+
+
+def test_the_seal_is_about_the_settings_alone(chain):
+    with sqlite3.connect(chain.path / "manifest.sqlite") as connection:
+        connection.execute("INSERT INTO meta VALUES ('note:x', 'y')")
+    assert chain.verify() == []
+
+
+def test_a_store_without_a_seal_is_sound(chain):
+    with sqlite3.connect(chain.path / "manifest.sqlite") as connection:
+        connection.execute("DELETE FROM meta WHERE key = 'seal'")
+    with Store.open(chain.path) as again:
+        assert again.verify() == []
 
 
 def test_the_tables_hold_nothing_that_records_models_and_gates_do_not():
