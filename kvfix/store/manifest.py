@@ -19,7 +19,6 @@ from kvfix.store.schema import documents, gates, meta, models, segments, version
 
 COLUMNS = [versions.c[field.name] for field in fields(VersionRecord)]
 DEFAULT_KEEP = 1
-SETTINGS = ("format", "keep")
 
 
 @dataclass(frozen=True)
@@ -86,18 +85,6 @@ class Manifest:
                 f"The store {self.path.parent} has format {number}, written by a newer kvfix; this one knows "
                 f"{schema.FORMAT_VERSION}. Upgrade kvfix, or build a new store."
             )
-
-    def _facts(self) -> dict[str, str]:
-        """The settings and their seal; whatever else is in the table is none of them."""
-        told = select(meta).where(meta.c.key.in_((*SETTINGS, "seal")))
-        with self.database.reading() as connection:
-            return {row.key: row.value for row in connection.execute(told)}
-
-    def _damaged(self) -> StoreDamagedError:
-        return StoreDamagedError(
-            f"{self.path} is damaged: its settings make no sense. Its entries can be read back from the records: "
-            "kvfix fsck --rebuild"
-        )
 
     def head(self, corpus: str, doc_id: str) -> VersionRecord | None:
         with self.database.reading() as connection:
@@ -214,6 +201,18 @@ class Manifest:
         if "seal" in facts and not _is_sealed(facts):
             found.append("its settings are not those that were written")
         return [problem for problem in found if problem != "ok"]
+
+    def _facts(self) -> dict[str, str]:
+        """The settings and their seal; whatever else is in the table is none of them."""
+        told = select(meta).where(meta.c.key.in_((*schema.SETTINGS, "seal")))
+        with self.database.reading() as connection:
+            return {row.key: row.value for row in connection.execute(told)}
+
+    def _damaged(self) -> StoreDamagedError:
+        return StoreDamagedError(
+            f"{self.path} is damaged: its settings make no sense. Its entries can be read back from the records: "
+            "kvfix fsck --rebuild"
+        )
 
     def _records(self, query: Select) -> list[VersionRecord]:
         with self.database.reading() as connection:
