@@ -92,12 +92,6 @@ OnLow = Annotated[
 
 Compare = Annotated[bool, flag("--compare", "Answers of the previous, the current and a fresh cache.", CHECKS)]
 MaxNew = Annotated[int, option("--max-new", "Longest answer.", CHECKS, default=64, metavar="TOKENS", least=1)]
-Deep = Annotated[bool, flag("--deep", "Also compare caches with a fresh prefill.", CHECKS)]
-Sample = Annotated[int, option("--sample", "How many of them.", CHECKS, default=5, metavar="N", least=1)]
-MinAge = Annotated[
-    str, option("--min-age", "Leave files younger than this: 90s, 10m, 1h, 2d.", CHECKS, default="1h", metavar="TIME")
-]
-
 MaxSize = Annotated[
     str | None,
     option(
@@ -108,6 +102,11 @@ MaxSize = Annotated[
     ),
 ]
 Rebuild = Annotated[bool, flag("--rebuild", "Make the manifest anew from the version records.", CHECKS)]
+Deep = Annotated[bool, flag("--deep", "Also compare caches with a fresh prefill.", CHECKS)]
+Sample = Annotated[int, option("--sample", "How many of them.", CHECKS, default=5, metavar="N", least=1)]
+MinAge = Annotated[
+    str, option("--min-age", "Leave files younger than this: 90s, 10m, 1h, 2d.", CHECKS, default="1h", metavar="TIME")
+]
 
 Store = Annotated[
     str | None, option("--store", "The store, or KVFIX_STORE.", COMMON, default=Settings.store, metavar="DIR")
