@@ -73,6 +73,8 @@ class Restored:
             "restored_version": self.source.version,
             "state": self.state,
             "debt": {"stale_rows": record.debt.stale_rows, "edits_behind": record.debt.edits_behind},
+            "escalated_to": None,
+            "attempts": [],
             "warnings": self.warnings,
         }
 
