@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvfix.pipeline.refresh import Refreshed, RefreshOptions
     from kvfix.pipeline.status import DocumentStatus
     from kvfix.pipeline.sync import Synced, SyncOptions
+    from kvfix.pipeline.undo import Restored
     from kvfix.store import Store, VersionRecord
 
 
@@ -141,6 +142,12 @@ class KVFix:
         record = self.record(doc)
         document = self.document(record, text)
         return edit(self.engine, self.store, record, document, options, notify)
+
+    def undo(self, doc: str | Path, dry_run: bool = False) -> Restored:
+        """Make the version before a document's newest one the newest again. Raises `UsageError` if it is not kept."""
+        from kvfix.pipeline.undo import undo
+
+        return undo(self.store, self.record(doc), dry_run)
 
     def load(self, doc: str | Path, room: int = 512) -> KVCache:
         """The document's cache `[L, H, N + room, D]`, a fresh copy with every key at its position."""

@@ -79,6 +79,7 @@ class Settings:
     exclude: tuple[str, ...] = _setting((), PATTERNS)
     min_mr: float | None = _setting(None, NUMBER)
     on_low: str = _setting("exact", _choice(*ON_LOW))
+    keep: int | None = _setting(None, _whole(0))  # None: what the store itself says, 1
     lock_timeout: float = _setting(10.0, SECONDS)
     max_bytes: int = _setting(DEFAULT_MAX_BYTES, _whole(1))
 

@@ -32,7 +32,7 @@ def test_precedence(tmp_path):
 
 def test_every_setting_from_each_source(tmp_path):
     typed = {
-        "store": "/s", "model": "org/m", "device": "cuda:1", "dtype": "bfloat16", "template": "plain",
+        "store": "/s", "keep": 2, "model": "org/m", "device": "cuda:1", "dtype": "bfloat16", "template": "plain",
         "selector": "random", "k": 0, "budget": 5, "seed": 7, "query": "Who?", "strategy": "full",
         "include": ("*.md", "*.adoc"), "exclude": ("drafts",),
         "min_mr": 1.0, "on_low": "keep", "lock_timeout": 0.0, "max_bytes": 9,

@@ -13,9 +13,11 @@ from kvfix.cli.ask import ask
 from kvfix.cli.bench import bench
 from kvfix.cli.boundary import guarded
 from kvfix.cli.build import build
+from kvfix.cli.compact import compact
 from kvfix.cli.diff import diff
 from kvfix.cli.doctor import doctor
 from kvfix.cli.edit import edit
+from kvfix.cli.fsck import fsck
 from kvfix.cli.gc import gc
 from kvfix.cli.output import Output, prepare_streams
 from kvfix.cli.refresh import refresh
@@ -48,7 +50,7 @@ def _root(
     """Keep precomputed KV caches true to their documents: diff, repair, report."""
 
 
-for command in (build, diff, edit, sync, refresh, status, ask, verify, gc, doctor):
+for command in (build, diff, edit, sync, refresh, status, ask, verify, gc, compact, fsck, doctor):
     command.join(app)
 app.add_typer(bench, name="bench")
 

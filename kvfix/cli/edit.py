@@ -17,9 +17,11 @@ from kvfix.cli.options import (
     NoVerify,
     ProbesFile,
     TextFrom,
+    Undo,
 )
+from kvfix.cli.undo import go_back
 from kvfix.cli.verb import Run, verb
-from kvfix.errors import DocumentError
+from kvfix.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
     from kvfix.config import Settings
@@ -35,13 +37,19 @@ def edit(
     probes: ProbesFile = None,
     no_verify: NoVerify = False,
     measure: Measure = False,
+    undo: Undo = False,
     dry_run: DryRun = False,
 ) -> None:
     """Repair a document's cache after its file has changed.
 
     Recomputes the edited tokens and k rows behind each span, asks questions that the edit answers anew, stores the
-    result and reports. The old entry stays until the new one is safe.
+    result and reports. The old entry stays until the new one is safe. With --undo, the version before is made the
+    newest again instead.
     """
+    if undo:
+        _refuse({"--text": text, "--probes": probes, "--no-verify": no_verify, "--measure": measure})
+        go_back(run, doc, dry_run)
+        return
     from dataclasses import replace
 
     from kvfix.cli.report import report_lines
@@ -58,6 +66,13 @@ def edit(
     run.out.document(report.to_json())
     if run.out.speaks:
         run.out.show(*report_lines(report, run.out.people.width))
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """Raise `UsageError` for options that are about a repair."""
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"--undo computes nothing: leave out {name}")
 
 
 def planning(settings: Settings, **more: Any) -> EditOptions:

@@ -83,6 +83,7 @@ ProbesFile = Annotated[
     option("--probes", "Questions to ask, one JSON object a line.", CHECKS, default="probes.jsonl", metavar="FILE"),
 ]
 NoVerify = Annotated[bool, flag("--no-verify", "Leave out the fresh prefill that the repair is compared with.", CHECKS)]
+Undo = Annotated[bool, flag("--undo", "Go back to the version before, whatever the file says.", DOCUMENTS)]
 Measure = Annotated[bool, flag("--measure", "Time repair, suffix and full prefill several times over.", CHECKS)]
 MinMr = Annotated[float | None, option("--min-mr", "Lowest median margin recovery.", CHECKS, metavar="X")]
 OnLow = Annotated[
@@ -92,6 +93,16 @@ OnLow = Annotated[
 
 Compare = Annotated[bool, flag("--compare", "Answers of the previous, the current and a fresh cache.", CHECKS)]
 MaxNew = Annotated[int, option("--max-new", "Longest answer.", CHECKS, default=64, metavar="TOKENS", least=1)]
+MaxSize = Annotated[
+    str | None,
+    option(
+        "--max-size",
+        "Drop previous versions, the oldest first, until segments and records take no more: 500MB, 20GB.",
+        CHECKS,
+        metavar="SIZE",
+    ),
+]
+Rebuild = Annotated[bool, flag("--rebuild", "Make the manifest anew from the version records.", CHECKS)]
 Deep = Annotated[bool, flag("--deep", "Also compare caches with a fresh prefill.", CHECKS)]
 Sample = Annotated[int, option("--sample", "How many of them.", CHECKS, default=5, metavar="N", least=1)]
 MinAge = Annotated[
@@ -145,6 +156,9 @@ MetricsFile = Annotated[
 
 Store = Annotated[
     str | None, option("--store", "The store, or KVFIX_STORE.", COMMON, default=Settings.store, metavar="DIR")
+]
+Keep = Annotated[
+    int | None, option("--keep", "Previous versions to leave of each document.", COMMON, default=1, metavar="N")
 ]
 LockTimeout = Annotated[
     float | None,
@@ -259,7 +273,8 @@ TimeBudget = Annotated[
 # groups of options that several verbs share, by the name of the setting
 PRINTING = {"config": ConfigFile, "json": Json, "quiet": Quiet}
 READING = {"store": Store, **PRINTING}
-WRITING = {"store": Store, "lock_timeout": LockTimeout, **PRINTING}
+LOCKING = {"store": Store, "lock_timeout": LockTimeout, **PRINTING}
+WRITING = {**LOCKING, "keep": Keep}
 ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template}
 PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "query": Query, "strategy": Strategy}
 QUALITY = {"min_mr": MinMr, "on_low": OnLow}

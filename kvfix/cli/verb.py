@@ -34,7 +34,7 @@ class Run:
         from kvfix.api import KVFix
         from kvfix.store import Store
 
-        with Store.open(self.settings.store, create=create, read_only=read_only) as store:
+        with Store.open(self.settings.store, create=create, read_only=read_only, keep=self.settings.keep) as store:
             yield KVFix(store, self.engine)
 
     def engine(self) -> Any:

@@ -89,6 +89,15 @@ def middle(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1 - left]}…{text[-left:]}"
 
 
+def num_bytes(text: str, option: str) -> int:
+    """What `500MB`, `20GB`, `1.5 GiB` or a bare number of bytes amounts to. Raises `UsageError`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", text.strip().lower())
+    if not found:
+        raise UsageError(f"{option} {text}: expected a size like 500MB or 20GB")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** (" kmgt".index(found[2]) if found[2] else 0))
+
+
 def seconds(text: str, option: str) -> float:
     """What `90s`, `10m`, `1h`, `2d` or a bare number of seconds amounts to. Raises `UsageError`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())

@@ -2,6 +2,7 @@
 
 from kvfix.store.audit import Damage
 from kvfix.store.garbage import GcReport
+from kvfix.store.rebuild import Loss, Rebuilt
 from kvfix.store.records import Detail, SegmentRef, VersionRecord, should_fold
 from kvfix.store.snapshot import Segment, Snapshot
 from kvfix.store.store import Store
@@ -10,6 +11,8 @@ __all__ = [
     "Damage",
     "Detail",
     "GcReport",
+    "Loss",
+    "Rebuilt",
     "Segment",
     "SegmentRef",
     "Snapshot",

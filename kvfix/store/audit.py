@@ -38,10 +38,15 @@ class Audit:
         self._found: list[Damage] = []
         self._seen: set[Path] = set()
 
+    @property
+    def found(self) -> list[Damage]:
+        """What has been noted so far."""
+        return list(self._found)
+
     def run(self, which: Sequence[VersionRecord] | None) -> list[Damage]:
         """Everything that is wrong; with `which`, only in what those versions need."""
         manifest = self._layout.manifest
-        versions = (self._try(manifest, [], self._manifest.versions) or []) if which is None else list(which)
+        versions = (self.attempt(manifest, [], self._manifest.versions) or []) if which is None else list(which)
         self._models(versions)
         details = self._records(versions)
         broken = self._segments(details)
@@ -52,13 +57,23 @@ class Audit:
             self._unused()
         return self._still_true()
 
+    def whole(self, details: Sequence[Detail]) -> list[Detail]:
+        """Those of the details whose segments are as they were written and compose; what others lack is noted."""
+        broken = self._segments(details)
+        failed = self._snapshots(details, broken)
+        return [
+            detail
+            for detail in details
+            if detail.record.record_id not in failed and broken.isdisjoint(segment.name for segment in detail.segments)
+        ]
+
     def _note(self, path: Path, error: BaseException | str, affected: Iterable[VersionRecord] = ()) -> None:
         what = "it is missing" if isinstance(error, FileNotFoundError) else getattr(error, "reason", str(error))
         name = self._layout.relative(path)
         rows = [Damage(record.corpus, record.doc_id, record.version, name, what) for record in affected]
         self._found += rows or [Damage(None, None, None, name, what)]
 
-    def _try(
+    def attempt(
         self, path: Path, affected: Iterable[VersionRecord], look: Callable[..., Found], *arguments: object
     ) -> Found | None:
         """What `look` returns; if it raises, None, and the damage is noted."""
@@ -75,15 +90,15 @@ class Audit:
             by_model.setdefault(record.model, []).append(record)
         for fingerprint, affected in by_model.items():
             path = self._layout.root / "models" / f"{fingerprint}.json"
-            self._try(path, affected, _present, models.load_model, self._layout, fingerprint)
+            self.attempt(path, affected, present, models.load_model, self._layout, fingerprint)
 
     def _records(self, versions: Sequence[VersionRecord]) -> list[Detail]:
         """The record files that are sound, each compared with the manifest's row."""
         sound = []
-        references = self._try(self._layout.manifest, [], self._manifest.references)
+        references = self.attempt(self._layout.manifest, [], self._manifest.references)
         for record in versions:
             path = self._layout.root / "records" / str(record.record_id)[:2] / f"{record.record_id}.json"
-            detail = self._try(path, [record], self._record, record)
+            detail = self.attempt(path, [record], self._record, record)
             if detail is None:
                 continue
             sound.append(detail)
@@ -111,7 +126,7 @@ class Audit:
         for name, uses in users.items():
             path = self._layout.object(name)
             affected = [record for record, _ in uses]
-            if not self._try(path, affected, self._segment, path, uses):
+            if not self.attempt(path, affected, self._segment, path, uses):
                 broken.add(name)
         return broken
 
@@ -134,44 +149,52 @@ class Audit:
             return ", and it cannot be opened"
         return ", outside its tensors"
 
-    def _snapshots(self, details: Sequence[Detail], broken: set[str]) -> None:
-        """Compose every version whose files are sound."""
+    def _snapshots(self, details: Sequence[Detail], broken: set[str]) -> set[str]:
+        """Compose every version whose files are sound; the record_ids of those that do not compose."""
+        failed = set()
         for detail in details:
             record = detail.record
             if record.kind == "tombstone" or any(segment.name in broken for segment in detail.segments):
                 continue
             path = self._layout.record(record.record_id)
-            self._try(path, [record], open_snapshot, self._layout, detail, False)
+            if self.attempt(path, [record], open_snapshot, self._layout, detail, False) is None:
+                failed.add(record.record_id)
+        return failed
 
     def _manifest_itself(self) -> None:
         path = self._layout.manifest
-        for problem in self._try(path, [], self._manifest.problems) or []:
+        for problem in self.attempt(path, [], self._manifest.problems) or []:
             self._note(path, problem)
-        for corpus, doc_id, version in self._try(path, [], self._manifest.headless) or []:
+        for corpus, doc_id, version in self.attempt(path, [], self._manifest.headless) or []:
             self._found.append(Damage(corpus, doc_id, version, path.name, f"its head, version {version}, is not there"))
+        for corpus, doc_id, head, newest in self.attempt(path, [], self._manifest.mistaken) or []:
+            shown = "none" if head is None else f"version {head}"
+            self._found.append(
+                Damage(corpus, doc_id, newest, path.name, f"its head is {shown}, its newest version {newest}")
+            )
 
     def _sealed(self, seen: set[str]) -> None:
         """Models that no version names, and gate reports."""
         names = {path.stem for path in (self._layout.root / "models").glob("*")}
-        names |= set(self._try(self._layout.manifest, [], self._manifest.fingerprints) or [])
+        names |= set(self.attempt(self._layout.manifest, [], self._manifest.fingerprints) or [])
         for fingerprint in sorted(names - seen):
             path = self._layout.root / "models" / f"{fingerprint}.json"
-            self._try(path, [], _present, models.load_model, self._layout, fingerprint)
-        for fingerprint, backend in self._try(self._layout.manifest, [], self._manifest.gates) or []:
+            self.attempt(path, [], present, models.load_model, self._layout, fingerprint)
+        for fingerprint, backend in self.attempt(self._layout.manifest, [], self._manifest.gates) or []:
             path = self._layout.gate(fingerprint, backend)
-            self._try(path, [], _present, models.load_gate, self._layout, fingerprint, backend)
+            self.attempt(path, [], present, models.load_gate, self._layout, fingerprint, backend)
         for path in sorted(set((self._layout.root / "gates").glob("*")) - self._seen):
-            self._try(path, [], jsonfile.load_sealed, self._layout, path)
+            self.attempt(path, [], jsonfile.load_sealed, self._layout, path)
 
     def _unused(self) -> None:
         """Segments and records that nothing sound refers to: garbage, or all that is left of an entry."""
-        for path in self._try(self._layout.root / "objects", [], garbage.stored, self._layout) or []:
-            if path not in self._seen and self._try(path, [], objects.hash_file, path) not in (None, path.stem):
+        for path in self.attempt(self._layout.root / "objects", [], garbage.stored, self._layout) or []:
+            if path not in self._seen and self.attempt(path, [], objects.hash_file, path) not in (None, path.stem):
                 self._note(path, "its checksum differs")
 
     def _still_true(self) -> list[Damage]:
         """Without what concerns versions that were replaced while we looked."""
-        now = self._try(self._layout.manifest, [], self._manifest.versions)
+        now = self.attempt(self._layout.manifest, [], self._manifest.versions)
         if now is None:
             return self._found
         kept = {(record.corpus, record.doc_id, record.version) for record in now}
@@ -183,7 +206,7 @@ class Audit:
         ]
 
 
-def _present(load: Callable[..., Found | None], *arguments: object) -> Found:
+def present(load: Callable[..., Found | None], *arguments: object) -> Found:
     """What `load` finds; FileNotFoundError if that is nothing."""
     found = load(*arguments)
     if found is None:

@@ -85,6 +85,19 @@ class Committer:
         self._commit([change], head.model)
         return change.record
 
+    def restore(self, head: VersionRecord, detail: Detail) -> VersionRecord:
+        """Commit what an earlier version holds as the version after the head."""
+        record = replace(
+            detail.record,
+            version=head.version + 1,
+            parent=head.record_id,
+            created_at=records.now(),
+            written_bytes=0,
+        )
+        change = self._change(replace(detail, record=record), head)
+        self._commit([change], record.model)
+        return change.record
+
     def relink(self, detail: Detail, document: Document, keep_old: bool) -> VersionRecord:
         """Commit a version's segments as the first version of another document of the same text."""
         old = detail.record

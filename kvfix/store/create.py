@@ -12,6 +12,7 @@ from kvfix.store.layout import DIRECTORIES, Layout
 from kvfix.store.manifest import Manifest
 
 OWN_NAMES = {*DIRECTORIES, "manifest.sqlite", "manifest.sqlite-journal", "lock", "lock.holder"}
+SET_ASIDE = ".damaged-"  # and the time, behind the name of a manifest that was replaced
 HARMLESS_NAMES = {".gitkeep", ".gitignore", "lost+found"}
 
 
@@ -63,7 +64,9 @@ def check_vacant(root: Path) -> None:
         names = set(os.listdir(root))
     except OSError as error:
         raise StoreDamagedError(f"{root} cannot be read: {error.strerror}.") from error
-    foreign = sorted(names - OWN_NAMES - HARMLESS_NAMES)
+    foreign = sorted(
+        name for name in names - OWN_NAMES - HARMLESS_NAMES if not name.startswith(f"manifest.sqlite{SET_ASIDE}")
+    )
     if foreign:
         raise UsageError(f"{root} is not empty and is no store (it holds {foreign[0]}): choose another --store.")
     if any((root / "records").glob("*/*.json")):

@@ -14,5 +14,5 @@ class DamagedFileError(StoreDamagedError):
         self.path = path
         self.reason = reason
         super().__init__(
-            f"{path} is damaged: {reason}. List what it affects with kvfix verify, restore it with kvfix refresh."
+            f"{path} is damaged: {reason}. List what it affects with kvfix verify, restore it with kvfix build --force."
         )

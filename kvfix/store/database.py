@@ -73,6 +73,9 @@ class Database:
             raise self._error(str(error.orig), writes) from error
         except sqlite3.Error as error:
             raise self._error(str(error), writes) from error
+        except UnicodeDecodeError as error:
+            # sqlite3 passes on what a flipped bit made of a text, and of its own messages
+            raise self._error("it holds a text that is not UTF-8", writes) from error
         except UnicodeEncodeError as error:
             raise DocumentError(f"The name {error.object!r} is not valid UTF-8 and cannot be stored.") from error
 

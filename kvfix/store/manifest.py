@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, delete, func, insert, literal, or_, select
@@ -46,29 +49,39 @@ class Garbage:
 class Manifest:
     """Documents, versions and what they refer to."""
 
-    def __init__(self, path: Path, *, read_only: bool, busy_s: float) -> None:
+    def __init__(self, path: Path, *, read_only: bool, busy_s: float, keep: int | None = None) -> None:
         self.path = path
         self.database = Database(path, read_only=read_only, busy_s=busy_s)
-        self.keep = DEFAULT_KEEP
+        self.given_keep = keep
+        self.kept = DEFAULT_KEEP  # as the store itself says
+
+    @property
+    def keep(self) -> int:
+        """How many versions a commit leaves behind the new one."""
+        return self.kept if self.given_keep is None else self.given_keep
 
     def create(self) -> None:
         """Make the tables where there are none."""
         with self.database.writing() as connection:
             schema.metadata.create_all(connection)
             if connection.scalar(select(func.count()).select_from(meta)) == 0:
-                facts = {"format": str(schema.FORMAT_VERSION), "keep": str(DEFAULT_KEEP)}
+                facts = {"format": str(schema.FORMAT_VERSION), "keep": str(self.kept)}
+                facts["seal"] = _seal(facts)
                 connection.execute(insert(meta), [{"key": key, "value": value} for key, value in facts.items()])
 
     def check_format(self) -> None:
         """Read the settings; UsageError if a newer kvfix wrote them, StoreDamagedError if they make no sense."""
-        with self.database.reading() as connection:
-            told = select(meta).where(meta.c.key.in_(("format", "keep")))
-            facts = {row.key: row.value for row in connection.execute(told)}
+        facts = self._facts()
         try:
-            number, self.keep = int(facts["format"]), int(facts["keep"])
-        except (KeyError, ValueError) as error:
-            raise StoreDamagedError(f"{self.path} is damaged. Run: kvfix fsck --rebuild") from error
+            number, self.kept = int(facts["format"]), int(facts["keep"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise self._damaged() from error
+        if number < 1 or self.kept < 0:
+            raise self._damaged()
         if number > schema.FORMAT_VERSION:
+            # a newer kvfix seals what it writes: a seal that does not fit means a flipped bit
+            if not _is_sealed(facts):
+                raise self._damaged()
             raise UsageError(
                 f"The store {self.path.parent} has format {number}, written by a newer kvfix; this one knows "
                 f"{schema.FORMAT_VERSION}. Upgrade kvfix, or build a new store."
@@ -123,6 +136,19 @@ class Manifest:
         with self.database.reading() as connection:
             return [(row.corpus, row.doc_id, row.version) for row in connection.execute(query)]
 
+    def mistaken(self) -> list[tuple[str, str, int | None, int]]:
+        """Documents whose head, which is there, is not their newest version: it, None for none, and the newest."""
+        newest = {(record.corpus, record.doc_id): record for record in self.versions()}
+        heads = {(record.corpus, record.doc_id): record.version for record in self.heads(None)}
+        with self.database.reading() as connection:
+            named = {(row.corpus, row.doc_id) for row in connection.execute(select(documents))}
+        wrong = []
+        for key, record in newest.items():
+            expected = None if record.kind == "tombstone" else record.version
+            if heads.get(key) != expected and (key in heads or key not in named):
+                wrong.append((*key, heads.get(key), record.version))
+        return wrong
+
     def next_version(self, corpus: str, doc_id: str) -> int:
         """The number after the largest that the document has had; a removed one counts on."""
         mine = and_(versions.c.corpus == corpus, versions.c.doc_id == doc_id)
@@ -138,6 +164,26 @@ class Manifest:
                 dropped = dropped.joined(_make_room(connection, change, self.keep))
                 _insert(connection, change)
             _remember(connection, models, fingerprint=fingerprint)
+            return dropped.without(_referenced(connection, dropped.segments))
+
+    def fill(self, changes: Iterable[Change], fingerprints: Iterable[str], backends: Iterable[tuple[str, str]]) -> None:
+        """Enter versions, in ascending order, models and gates into a new manifest, all at once."""
+        with self.database.writing() as connection:
+            for change in changes:
+                _insert(connection, change)
+            for fingerprint in fingerprints:
+                _remember(connection, models, fingerprint=fingerprint)
+            for fingerprint, backend in backends:
+                _remember(connection, gates, fingerprint=fingerprint, backend=backend)
+
+    def drop(self, unwanted: Iterable[VersionRecord]) -> Garbage:
+        """Forget versions that are no heads; those that have become one, or have gone, are passed over."""
+        with self.database.writing() as connection:
+            dropped = Garbage((), ())
+            for record in unwanted:
+                head = _head(connection, record.corpus, record.doc_id)
+                if head is not None and head.version > record.version:
+                    dropped = dropped.joined(_drop(connection, partial(_is, record)))
             return dropped.without(_referenced(connection, dropped.segments))
 
     def forget_tombstones(self, before: str) -> None:
@@ -164,11 +210,36 @@ class Manifest:
         """What SQLite's own check finds wrong."""
         with self.database.reading() as connection:
             found = list(connection.exec_driver_sql("PRAGMA integrity_check").scalars())
-        return [] if found == ["ok"] else found
+        facts = self._facts()
+        if "seal" in facts and not _is_sealed(facts):
+            found.append("its settings are not those that were written")
+        return [problem for problem in found if problem != "ok"]
+
+    def _facts(self) -> dict[str, str]:
+        """The settings and their seal; whatever else is in the table is none of them."""
+        told = select(meta).where(meta.c.key.in_((*schema.SETTINGS, "seal")))
+        with self.database.reading() as connection:
+            return {row.key: row.value for row in connection.execute(told)}
+
+    def _damaged(self) -> StoreDamagedError:
+        return StoreDamagedError(
+            f"{self.path} is damaged: its settings make no sense. Its entries can be read back from the records: "
+            "kvfix fsck --rebuild"
+        )
 
     def _records(self, query: Select) -> list[VersionRecord]:
         with self.database.reading() as connection:
             return [VersionRecord(*row) for row in connection.execute(query)]
+
+
+def _seal(facts: dict[str, str]) -> str:
+    """A checksum of the settings, which no record repeats."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _is_sealed(facts: dict[str, str]) -> bool:
+    """Whether the settings are as they were written, as far as they carry a seal."""
+    return facts.get("seal", "") in ("", _seal({key: value for key, value in facts.items() if key != "seal"}))
 
 
 def check_expected(head: VersionRecord | None, change: Change) -> None:
@@ -226,6 +297,15 @@ def _make_room(connection: Connection, change: Change, keep: int) -> Garbage:
         replaced = and_(table.c.version == record.version, literal(change.replaces))
         return and_(table.c.corpus == record.corpus, table.c.doc_id == record.doc_id, or_(old, replaced))
 
+    return _drop(connection, goes)
+
+
+def _is(record: VersionRecord, table: Table) -> ColumnElement[bool]:
+    return and_(*(table.c[name] == getattr(record, name) for name in schema.KEY))
+
+
+def _drop(connection: Connection, goes: Callable[[Table], ColumnElement[bool]]) -> Garbage:
+    """Forget the versions that `goes` picks, and what they needed."""
     records = connection.scalars(select(versions.c.record_id).where(goes(versions))).all()
     names = connection.scalars(select(segments.c.name).where(goes(segments))).all()
     for table in (segments, versions):

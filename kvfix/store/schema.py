@@ -12,6 +12,7 @@ FORMAT_VERSION = 1
 
 TYPES = {"int": BigInteger, "str": Text, "str | None": Text, "float | None": Float}
 KEY = ("corpus", "doc_id", "version")
+SETTINGS = ("format", "keep")  # in the table meta
 
 metadata = MetaData()
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvfix import align
 from kvfix.core import Document, KVCache
-from kvfix.errors import StoreNotWritableError, UnknownDocumentError
-from kvfix.store import audit, files, garbage, models, schema
+from kvfix.errors import StoreNotWritableError, UnknownDocumentError, UsageError
+from kvfix.store import audit, files, garbage, models, rebuild, schema
 from kvfix.store.audit import Damage
 from kvfix.store.commits import Committer, Proposal
 from kvfix.store.create import create_store, require_store
@@ -20,7 +20,8 @@ from kvfix.store.damage import DamagedFileError
 from kvfix.store.garbage import GcReport
 from kvfix.store.layout import Layout
 from kvfix.store.lock import WriterLock
-from kvfix.store.manifest import Manifest
+from kvfix.store.manifest import Change, Manifest, check_expected
+from kvfix.store.rebuild import Rebuilt
 from kvfix.store.records import Detail, VersionRecord, decode, should_fold
 from kvfix.store.segments import NewRows
 from kvfix.store.snapshot import Snapshot, open_snapshot
@@ -51,14 +52,23 @@ class Store:
         self._committer = Committer(layout, manifest)
 
     @classmethod
-    def open(cls, path: str | Path, create: bool = False, read_only: bool = False, *, busy_s: float = BUSY_S) -> Store:
+    def open(
+        cls,
+        path: str | Path,
+        create: bool = False,
+        read_only: bool = False,
+        *,
+        busy_s: float = BUSY_S,
+        keep: int | None = None,
+    ) -> Store:
         """Open the store at `path`; `create` makes one where there is none.
 
         StoreMissingError without a store, UsageError for a foreign directory or a newer format. Waits at most
-        `busy_s` seconds for another process's transaction.
+        `busy_s` seconds for another process's transaction. `keep` is how many versions a commit leaves behind the new
+        one, None what the store itself says (1).
         """
         layout = Layout(Path(path).absolute())
-        manifest = Manifest(layout.manifest, read_only=read_only, busy_s=busy_s)
+        manifest = Manifest(layout.manifest, read_only=read_only, busy_s=busy_s, keep=keep)
         if create and not read_only:
             create_store(layout, manifest)
         require_store(layout)
@@ -221,6 +231,28 @@ class Store:
                 raise UnknownDocumentError(f"The store does not know {doc_id}.")
             return self._committer.remove(head)
 
+    def restore(self, head: VersionRecord) -> VersionRecord:
+        """Make the content of the version before a head the newest version, under the next number.
+
+        UsageError if that version is no longer kept, StoreDamagedError if it is not whole; StoreBusyError if the head
+        is another by now.
+        """
+        with self.writing("restore", self._busy_s):
+            check_expected(self.head(head.corpus, head.doc_id), Change(head, (), head))
+            before = self.restorable(head)
+            self.snapshot(before, check=True)
+            return self._committer.restore(head, self.detail(before))
+
+    def restorable(self, head: VersionRecord) -> VersionRecord:
+        """The version that `restore` would bring back; UsageError if none is kept."""
+        before = self.previous(head)
+        if before is None:
+            raise UsageError(
+                f"{head.doc_id}: no version before version {head.version} is kept, so there is none to go back to "
+                "(--keep says how many a change leaves)"
+            )
+        return before
+
     def relink(self, record: VersionRecord, document: Document, keep_old: bool = False) -> VersionRecord:
         """Give a head's segments to a new document of the same text, and remove the old one unless it is kept."""
         if document.sha256 != record.text_sha256:
@@ -269,10 +301,33 @@ class Store:
 
     # upkeep
 
-    def gc(self, min_age_s: float = garbage.MIN_AGE_S) -> GcReport:
-        """Remove files that nothing refers to and that are older than `min_age_s`."""
+    def gc(self, min_age_s: float = garbage.MIN_AGE_S, max_bytes: int | None = None, dry_run: bool = False) -> GcReport:
+        """Remove files that nothing refers to and that are older than `min_age_s`.
+
+        Also previous versions beyond the `keep` that the store was opened with, and, where segments and records take
+        more than `max_bytes`, further ones until they do not, the oldest first. Heads stay, whatever they take.
+        """
+        sweep = garbage.Sweep(min_age_s, self._manifest.given_keep, max_bytes, dry_run)
+        if dry_run:
+            return garbage.collect(self._layout, self._manifest, sweep)
         with self.writing("gc", self._busy_s):
-            return garbage.collect(self._layout, self._manifest, min_age_s)
+            return garbage.collect(self._layout, self._manifest, sweep)
+
+    def stored_bytes(self) -> int:
+        """What all segment and record files take, unreferenced ones included."""
+        return garbage.stored_bytes(self._layout)
+
+    @staticmethod
+    def rebuild(path: str | Path, dry_run: bool = False, timeout: float = 0.0) -> Rebuilt:
+        """Replace the manifest of the store at `path`, in whatever state it is, by one made of the version records.
+
+        `dry_run` only says what it would hold. See `kvfix.store.rebuild` for which versions are taken.
+        """
+        return rebuild.rebuild(Path(path), dry_run=dry_run, timeout_s=timeout)
+
+    def unlisted(self) -> list[VersionRecord]:
+        """Whole records of newer versions than the manifest knows: interrupted commits, or entries it has lost."""
+        return rebuild.unlisted(self._layout, self._manifest)
 
     def verify(self, records: Sequence[VersionRecord] | None = None) -> list[Damage]:
         """Read everything, or what some versions need, and list every file that is not as it was written."""

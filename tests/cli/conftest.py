@@ -113,7 +113,7 @@ def at(kvfix: Callable[..., Result], place: Place, model: str) -> Callable[..., 
     """The same with the store and the model of `place`."""
 
     def call(*arguments: object) -> Result:
-        modelled = arguments[0] not in ("status", "gc")
+        modelled = arguments[0] not in ("status", "gc", "compact", "fsck")
         return kvfix(*arguments, "--store", place.store, *(("--model", model) if modelled else ()))
 
     return call

@@ -9,7 +9,7 @@ import pytest
 import kvfix as package
 from kvfix.cli.app import main
 
-VERBS = ["build", "diff", "edit", "sync", "refresh", "status", "ask", "verify", "gc", "doctor"]
+VERBS = ["build", "diff", "edit", "sync", "refresh", "status", "ask", "verify", "gc", "compact", "fsck", "doctor"]
 HEAVY = ["torch", "transformers", "sqlalchemy", "pydantic", "numpy", "safetensors"]
 
 

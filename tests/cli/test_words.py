@@ -83,6 +83,20 @@ def test_cuts(cut, shown):
 
 
 @pytest.mark.parametrize(
+    ("text", "amount"),
+    [("0", 0), ("812", 812), ("1kB", 1000), ("500 MB", 500_000_000), ("20GB", 20 * 10**9), ("1.5GiB", 3 << 29)],
+)
+def test_sizes_given(text, amount):
+    assert words.num_bytes(text, "--max-size") == amount
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1 PB", "1e9", "many"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(UsageError, match="--max-size"):
+        words.num_bytes(text, "--max-size")
+
+
+@pytest.mark.parametrize(
     ("text", "amount"), [("90s", 90), ("10m", 600), ("1h", 3600), ("2d", 172800), ("0", 0), ("1.5h", 5400)]
 )
 def test_seconds(text, amount):

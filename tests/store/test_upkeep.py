@@ -65,6 +65,72 @@ def test_gc_removes_what_a_commit_could_not(store, monkeypatch):
     assert store.verify() == []
 
 
+def numbers(store: Store, doc_id: str = "a.md") -> list[int]:
+    return [n for n in range(1, 20) if store.version("/corpus", doc_id, n)]
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, [6]), (1, [5, 6]), (3, [3, 4, 5, 6]), (None, [5, 6])])
+def test_a_commit_leaves_as_many_versions_as_asked(tmp_path, keep, kept):
+    with Store.open(tmp_path / "s", create=True, keep=keep) as store:
+        record = build(store)
+        for number in range(5):
+            record = edit(store, record, text=f"text {number}", seed=number)
+        assert numbers(store) == kept
+        assert store.gc(min_age_s=0).num_files == 0
+        assert store.verify() == []
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, [6]), (1, [5, 6]), (3, [3, 4, 5, 6]), (None, [1, 2, 3, 4, 5, 6])])
+def test_gc_leaves_as_many_versions_as_asked(tmp_path, keep, kept):
+    with Store.open(tmp_path / "s", create=True, keep=9) as store:
+        record = build(store, doc_id="b.md")
+        record = build(store)
+        for number in range(5):
+            record = edit(store, record, text=f"text {number}", seed=number)
+    with Store.open(tmp_path / "s", keep=keep) as store:
+        planned = store.gc(dry_run=True)
+        assert numbers(store) == [1, 2, 3, 4, 5, 6]
+        report = store.gc()
+        assert report == planned
+        assert report.num_versions == report.num_files == 6 - len(kept)
+        assert report.stored_bytes == store.stored_bytes()
+        assert numbers(store) == kept
+        assert numbers(store, "b.md") == [1]
+        assert store.snapshot(record, check=True).text == "text 4"
+        assert (store.verify(), store.gc(min_age_s=0).num_files) == ([], 0)
+
+
+def test_gc_to_a_size_drops_previous_versions_the_oldest_first_and_never_a_head(tmp_path):
+    with Store.open(tmp_path / "s", create=True, keep=9) as store:
+        for number in range(4):
+            for doc_id in ("a.md", "b.md"):
+                build(store, text=f"text {number}", num_rows=50, seed=number, doc_id=doc_id)
+    with Store.open(tmp_path / "s") as store:
+        sizes = [store.stored_bytes()]
+        for versions in ([2, 3, 4], [1, 2, 3, 4]), ([2, 3, 4], [2, 3, 4]), ([3, 4], [2, 3, 4]):
+            assert store.gc(max_bytes=sizes[-1], dry_run=True).num_versions == 0
+            report = store.gc(max_bytes=sizes[-1] - 1)
+            assert (report.num_versions, report.over_bytes) == (1, 0)
+            assert (numbers(store), numbers(store, "b.md")) == versions
+            sizes.append(store.stored_bytes())
+            assert report.stored_bytes == sizes[-1]
+        report = store.gc(max_bytes=10, dry_run=True)
+        assert report == store.gc(max_bytes=10)
+        assert (numbers(store), numbers(store, "b.md")) == ([4], [4])
+        assert report.over_bytes == store.stored_bytes() - 10
+        assert (store.verify(), store.gc(min_age_s=0).num_files) == ([], 0)
+
+
+def test_a_dry_gc_touches_nothing_and_needs_no_lock(store):
+    build(store)
+    left = strays(store)
+    with Store.open(store.path, read_only=True) as reader, store.writing("build"):
+        report = reader.gc(min_age_s=0, dry_run=True)
+    assert (report.num_files, report.bytes) == (3, 15)
+    assert all(path.exists() for path in left)
+    assert store.gc(min_age_s=0).num_files == 3
+
+
 def test_tombstones_are_forgotten_in_the_end(store):
     build(store)
     store.remove("/corpus", "a.md")
