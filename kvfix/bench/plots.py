@@ -110,10 +110,13 @@ def _budget(cells: Sequence[Cell], order: list[str]) -> Any:
 
 
 def _distance(cells: Sequence[Cell], order: list[str]) -> Any:
-    """Margin recovery against the distance from edit to answer, a panel for each k."""
-    panels = _by([c for c in cells if c["condition"] == "distance"], lambda cell: f"k = {cell['k']}")
-    if not panels:
+    """Margin recovery against the distance from edit to answer, a panel for each k; derived items stand at 0."""
+    far = [cell for cell in cells if cell["condition"] == "distance"]
+    if not far:
         return None
+    ks, has_near = {cell["k"] for cell in far}, any(not cell["distance"] for cell in far)
+    near = [cell for cell in cells if cell["condition"] == "derived" and cell["k"] in ks and not has_near]
+    panels = _by([*near, *far], lambda cell: f"k = {cell['k']}")
     figure, axes = _panels(list(panels), "tokens from the edit to what the answer rests on")
     for axis, panel in zip(axes, panels.values(), strict=True):
         _curves(axis, panel, order, sorted({cell["distance"] for cell in panel}), "distance")
@@ -126,7 +129,7 @@ def _curves(axis: Any, cells: Sequence[Cell], order: list[str], places: list[int
     names = [name for name in order if any(cell["selector"] == name for cell in cells)]
     for number, name in enumerate(names):
         curve = sorted((c for c in cells if c["selector"] == name), key=lambda cell: cell[field])
-        nudge = 0.5 * ((number + 0.5) / len(names) - 0.5)
+        nudge = 0.3 * ((number + 0.5) / len(names) - 0.5)
         x = [places.index(cell[field]) + nudge for cell in curve]
         _points(axis, x, curve, **_style(order, name))
     axis.set_xticks(range(len(places)), [f"{place:,}" for place in places])
