@@ -30,7 +30,7 @@ class AskedSelector(LinkedSelector):
         evidence = context.require_evidence(self)
         if not context.query_ids:
             raise UsageError("selector asked needs a question: give --query, or probes")
-        edited, tied = edited_words(context), list(linked_places(context))
+        edited, tied = set.union(*edited_words(context)), list(linked_places(context))
         yield from (link for link in tied if any(word in edited for _, word in link[0].words))
         yield from self._looked_at(context, evidence.query_contrast(context.query_ids))
         yield from tied

@@ -45,4 +45,7 @@ class LinkedSelector(Selector):
         free[near] = True
         linked = np.flatnonzero(context.free & ~free)
         # windows of all that is left hold those of a share of it
-        return np.union1d(linked, windows(free, ends, num_rows - len(linked)))
+        chosen = np.union1d(linked, windows(free, ends, num_rows - len(linked)))
+        # where the last window meets the end of the text, EditLocal may still have rows to spend
+        missed = np.setdiff1d(windows(context.free, ends, num_rows), chosen)
+        return np.union1d(chosen, missed[: num_rows - len(chosen)])

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import pairwise
 from math import fsum
 
@@ -22,9 +23,11 @@ IDEOGRAPH = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 WORD = re.compile(rf"(?=([{IDEOGRAPH}]{{2}}))|((?:(?![{IDEOGRAPH}])\w)+)")  # pairs where words are not parted by spaces
 IN_WORD = re.compile(r"\w")
 
-EDITED, PASSED_ON, BESIDE = 1.0, 0.5, 0.3  # what a shared word counts, by where it comes from
+# what a shared word counts, by where it comes from: put in, taken out, of a linked place, of the edited sentence
+PUT_IN, TAKEN_OUT, PASSED_ON, BESIDE = 1.0, 0.99, 0.5, 0.3
 LEAST = 1.0  # nats; what ties a place to the edit, at least
-COMMON = 0.2  # words that more than this share of the places hold tie nothing, unless they were edited
+COMMON = 0.2  # words that more than this share of the places hold tie nothing, unless no other was edited
+STRONGEST = 2  # words of a place that count: a first and a last name
 HUBS = 4  # places whose words are passed on
 
 
@@ -39,14 +42,18 @@ class Place:
 
 def linked_places(context: SelectionContext) -> Iterator[tuple[Place, int]]:
     """Places behind the edit that are tied to it, best first, each with the row of its first telling word."""
-    places = places_of(context)
-    held = Counter(word for place in places for word in {word for _, word in place.words})
-    weight = {word: np.log((len(places) + 1) / (count + 0.5)) for word, count in held.items()}
-    edited = edited_words(context)
-    later = [place for place in places if place.end > context.diff.spans[0].new_end]
-    telling = {word for word, count in held.items() if count <= max(1, COMMON * len(places))}
+    around, others = _parted(context)
+    # the edited sentence itself says nothing of how rare its words are
+    held = Counter(word for place in others for word in {word for _, word in place.words})
+    weight = {word: np.log((len(others) + 1) / (held[word] + 0.5)) for p in (*around, *others) for _, word in p.words}
+    telling = {word for word, count in held.items() if count <= max(1, COMMON * len(others))}
+    behind = context.diff.spans[0].new_end
+    later = sorted((p for p in (*around, *others) if p.end > behind), key=lambda place: place.start)
 
-    value = dict.fromkeys(_sentence_words(context, places) & telling, BESIDE) | dict.fromkeys(edited, EDITED)
+    put_in, taken_out = edited_words(context)
+    edited = dict.fromkeys(taken_out, TAKEN_OUT) | dict.fromkeys(put_in, PUT_IN)
+    value = dict.fromkeys({word for place in around for _, word in place.words} & telling, BESIDE)
+    value |= {word: worth for word, worth in edited.items() if word in telling} or edited
     hubs = _ranked(later, value, weight)[:HUBS]
     for place in hubs:
         yield place, _first_row(context, place, value)
@@ -60,8 +67,8 @@ def linked_places(context: SelectionContext) -> Iterator[tuple[Place, int]]:
 def _ranked(places: Iterable[Place], value: dict[str, float], weight: dict[str, float]) -> list[Place]:
     """The places that are tied by words of these values, best first."""
     shared = [(place, {word for _, word in place.words if word in value}) for place in places]
-    # an exact sum does not depend on the order in which a set gives its words
-    scored = [(place, fsum(value[word] * weight[word] for word in words)) for place, words in shared]
+    # not all of them: the little words of a long sentence would outweigh a name
+    scored = [(place, fsum(nlargest(STRONGEST, (value[w] * weight[w] for w in words)))) for place, words in shared]
     tied = [entry for entry in scored if entry[1] >= LEAST]
     return [place for place, _ in sorted(tied, key=lambda entry: -entry[1])]
 
@@ -85,15 +92,17 @@ def words_of(text: str, start: int, end: int) -> tuple[tuple[int, str], ...]:
     return tuple((at, word.casefold()) for at, word in found)
 
 
-def edited_words(context: SelectionContext) -> set[str]:
-    """Words that the edit put in or took out: those of one side of a span and not of the other."""
-    words: set[str] = set()
+def edited_words(context: SelectionContext) -> tuple[set[str], set[str]]:
+    """Words that the edit put in, and words that it took out: those of one side of a span and not of the other."""
+    put_in: set[str] = set()
+    taken_out: set[str] = set()
     prefix = context.num_prefix
     for span in context.diff.spans:
         new = _touched(context.text, context.offsets, span.new_start - prefix, span.new_end - prefix)
         old = _touched(context.old_text, context.old_offsets, span.old_start - prefix, span.old_end - prefix)
-        words |= new ^ old
-    return words
+        put_in |= new - old
+        taken_out |= old - new
+    return put_in, taken_out
 
 
 def _touched(text: str, offsets: np.ndarray, start: int, end: int) -> set[str]:
@@ -112,8 +121,12 @@ def _touched(text: str, offsets: np.ndarray, start: int, end: int) -> set[str]:
     return {word for _, word in words_of(text, low, high)}
 
 
-def _sentence_words(context: SelectionContext, places: Iterable[Place]) -> set[str]:
-    """The words of the places that hold a span."""
+def _parted(context: SelectionContext) -> tuple[list[Place], list[Place]]:
+    """The places that hold the end of a span, and the others."""
     rows = np.array([max(span.new_end - 1, span.new_start) for span in context.diff.spans])
-    around = [p for p in places if np.searchsorted(rows, p.start) < np.searchsorted(rows, p.end)]
-    return {word for place in around for _, word in place.words}
+    around: list[Place] = []
+    others: list[Place] = []
+    for place in places_of(context):
+        holds_any = np.searchsorted(rows, place.start) < np.searchsorted(rows, place.end)
+        (around if holds_any else others).append(place)
+    return around, others

@@ -41,23 +41,27 @@ def ties_by_hand(context: SelectionContext) -> list[tuple[int, int, int]]:
     spans = context.diff.spans
     new_words = {row: word for place in places for row, word in place}
     old_words = [context.old_text[low:high].strip(" .").lower() for low, high in context.old_offsets]
-    held = {word: sum(word in dict(place).values() for place in places) for word in {*new_words.values()} - {""}}
-    edited: set[str] = set()
+    put_in: set[str] = set()
+    taken_out: set[str] = set()
     for span in spans:
         # the word in front of a span touches it
         new = {new_words.get(row, "") for row in range(span.new_start - 1, span.new_end)}
         old = {old_words[max(row - context.num_prefix, 0)] for row in range(span.old_start - 1, span.old_end)}
-        edited |= (new ^ old) - {""}
-    beside = set()
-    for place in places:
-        rows = [row for row, _ in place]
-        if any(max(span.new_end - 1, span.new_start) in rows for span in spans):
-            beside |= {word for _, word in place}
-    telling = {word for word in held if held[word] <= max(1, 0.2 * len(places))}
+        put_in |= new - old - {""}
+        taken_out |= old - new - {""}
+    ends = {max(span.new_end - 1, span.new_start) for span in spans}
+    beside = {word for place in places if ends & {row for row, _ in place} for _, word in place}
+    others = [place for place in places if not ends & {row for row, _ in place}]
+    held = {word: sum(word in dict(place).values() for place in others) for word in {*new_words.values()} - {""}}
+    telling = {word for word in held if 0 < held[word] <= max(1, 0.2 * len(others))}
+    if (put_in | taken_out) & telling:
+        put_in, taken_out = put_in & telling, taken_out & telling
 
     def value(word: str, passed_on: set[str]) -> float:
-        if word in edited:
+        if word in put_in:
             return 1.0
+        if word in taken_out:
+            return 0.99
         if word in beside & telling:
             return 0.3
         return 0.5 if word in passed_on & telling else 0.0
@@ -66,7 +70,8 @@ def ties_by_hand(context: SelectionContext) -> list[tuple[int, int, int]]:
         scored = []
         for place in places:
             words = {word for _, word in place} - {""}
-            score = math.fsum(value(w, passed_on) * np.log((len(places) + 1) / (held[w] + 0.5)) for w in words)
+            worth = [value(w, passed_on) * np.log((len(others) + 1) / (held[w] + 0.5)) for w in words]
+            score = math.fsum(sorted(worth)[-2:])
             if place[-1][0] + 1 > spans[0].new_end and score >= 1.0:
                 scored.append((-score, place))
         return [place for _, place in sorted(scored)]
@@ -89,7 +94,9 @@ def linked_by_hand(context: SelectionContext) -> list[int]:
         first = start if row - start <= 6 else row - 2
         open_rows = [r for r in range(first, end) if context.free[r] and r not in near | linked]
         linked.update(open_rows[: min(12, context.num_rows - len(near) - len(linked))])
-    return sorted(linked | window_by_hand(context, context.num_rows - len(linked), linked))
+    chosen = linked | window_by_hand(context, context.num_rows - len(linked), linked)
+    missed = sorted(window_by_hand(context, context.num_rows, set()) - chosen)
+    return sorted({*chosen, *missed[: context.num_rows - len(chosen)]})
 
 
 WORDS = (

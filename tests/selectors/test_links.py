@@ -61,7 +61,7 @@ def test_words_know_their_characters():
 
 def test_mentions_of_the_old_and_of_the_new_word():
     rest = ASIDE + "Helios is near. Orion is far. Juniper is big. "
-    assert edited("Helios", "Orion", rest) == ["Helios is near.", "Orion is far."]
+    assert edited("Helios", "Orion", rest) == ["Orion is far.", "Helios is near."], "what was put in comes first"
 
 
 def test_nothing_is_tied_by_other_words():
@@ -176,7 +176,7 @@ def test_a_common_word_is_not_passed_on():
 def test_every_place_comes_once():
     rest = ASIDE + "Helios lies by Thunder river near Castle hill. Thunder and Castle fell. "
     found = tied(RECORD.format("Helios") + rest, RECORD.format("Orion") + rest)
-    assert len(found) == len(set(found)) == 3
+    assert len(found) == len(set(found)) == 2
 
 
 # ---- the row of the word
