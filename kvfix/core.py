@@ -142,6 +142,11 @@ class TokenDiff:
         return sum(span.num_new for span in self.spans)
 
     @property
+    def num_changed(self) -> int:
+        """Tokens in spans, of the longer side of each."""
+        return sum(max(span.num_old, span.num_new) for span in self.spans)
+
+    @property
     def length_preserving(self) -> bool:
         return all(span.num_old == span.num_new for span in self.spans)
 

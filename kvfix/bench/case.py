@@ -100,16 +100,13 @@ class Case:
                 raise DocumentError(f"no room for {self.query.longest} tokens of question and answer (limit {limit})")
 
     @property
-    def noise(self) -> float:
-        """What the gate has measured of rounding, in nats."""
-        return (self.engine.gate_report or {}).get("noise", {}).get("nats", 0.0)
-
-    @property
     def dropped_reason(self) -> str | None:
         """Why no repair of this item says anything, if so."""
         if not self.of_fresh.margin > 0:
             return "fresh wrong"
-        gap = metrics.margin_recovery(self.of_stale.margin, self.of_fresh.margin, self.of_fresh.margin, self.noise)
+        gap = metrics.margin_recovery(
+            self.of_stale.margin, self.of_fresh.margin, self.of_fresh.margin, self.engine.noise_nats
+        )
         return "no margin gap" if gap is None else None
 
     @property

@@ -39,15 +39,10 @@ class TokenEdit:
         return self.diff.num_new - self.diff.first
 
     @property
-    def num_changed(self) -> int:
-        """Tokens in spans, of the longer side of each."""
-        return sum(max(span.num_old, span.num_new) for span in self.diff.spans)
-
-    @property
     def is_rewritten(self) -> bool:
         """Whether more than nine tenths of the document changed."""
         longer = max(self.diff.num_old, self.diff.num_new) - self.new.num_prefix
-        return self.num_changed > REWRITTEN * longer
+        return self.diff.num_changed > REWRITTEN * longer
 
     def room(self, engine: Engine) -> int | None:
         """Rows that a question may take behind both texts; None: no limit known."""
@@ -69,7 +64,7 @@ class TokenEdit:
             "commit": self.edit.commit,
             "doc": self.edit.path,
             "renamed": self.edit.renamed,
-            "tokens": {"old": num_old, "new": num_new, "changed": self.num_changed, "suffix": self.num_suffix},
+            "tokens": {"old": num_old, "new": num_new, "changed": diff.num_changed, "suffix": self.num_suffix},
             "num_spans": len(diff.spans),
             "length_preserving": diff.length_preserving,
             "edit_at": (diff.first - prefix) / num_new,
@@ -169,8 +164,7 @@ class Bench:
 
     def _quality(self, repaired: Arm) -> dict[str, Any]:
         """Figures probe by probe: of the questions that the edit touches, and of the neutral one."""
-        noise = (self.engine.gate_report or {}).get("noise", {}).get("nats", 0.0)
-        found = judge(self.probes, repaired, self.stale, self.fresh, noise=noise).probes
+        found = judge(self.probes, repaired, self.stale, self.fresh, noise=self.engine.noise_nats).probes
         neutral, touched = None, []
         for n, (probe, result) in enumerate(zip(self.probes, found, strict=True)):
             distances = {"kl_stale": self._kl_stale(n), "kl_recovery": result.kl_recovery}

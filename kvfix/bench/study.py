@@ -161,7 +161,7 @@ def _staleness(case: Case) -> dict[str, Any]:
         "prefers_old": stale.margin <= 0,
         "severity": fresh.margin - stale.margin,
         "kl_stale": metrics.kl_mean(fresh.logprobs, stale.logprobs) if known else None,  # type: ignore[arg-type]
-        "tokens_changed": sum(max(span.num_old, span.num_new) for span in case.diff.spans),
+        "tokens_changed": case.diff.num_changed,
         "drift": case.drift,  # how far the rows behind the edit are from fresh ones at the second layer
         "upstream_error": case.upstream_error,
     }
@@ -174,7 +174,7 @@ def _judged(case: Case, one: Selected, repaired: Repaired | None) -> dict[str, A
     margin, item = repaired.margin, case.item
     return {
         "rows": len(one.positions) - case.diff.num_span,
-        "mr": metrics.margin_recovery(case.of_stale.margin, margin, case.of_fresh.margin, case.noise),
+        "mr": metrics.margin_recovery(case.of_stale.margin, margin, case.of_fresh.margin, case.engine.noise_nats),
         "flip": metrics.flip(repaired.continuation, item.new, item.old),
         "prefers_new": margin > 0,
         "kl_recovery": repaired.kl_recovery,

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kvfix.cli import words
 from kvfix.cli.options import ENGINE, WRITING, Below, DryRun, MaxDocuments, MinDebt, PassBudget
 from kvfix.cli.verb import Run, verb
+from kvfix.errors import DocumentError
 
 if TYPE_CHECKING:
     from kvfix.api import KVFix
     from kvfix.pipeline.refresh import Refreshed, RefreshOptions
     from kvfix.pipeline.tally import Tally
-
-SOME_FAILED = 3
 
 
 @verb(ENGINE, WRITING, example="kvfix refresh docs --time-budget 10m --min-debt 500")
@@ -65,7 +64,7 @@ def refresh(
     )
     said = ", ".join(f"{sums[name]:,} {name}" for name in sums if name != "documents" and sums[name])
     run.out.show(f"{said or 'no document has debt'} in {words.duration(total_ms)}; {words.count(left_rows)} stale rows")
-    return SOME_FAILED if tally.num_failures else 0
+    return DocumentError.exit_code if tally.num_failures else 0
 
 
 def refreshed(

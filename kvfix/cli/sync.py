@@ -32,7 +32,7 @@ from kvfix.cli.options import (
 from kvfix.cli.refresh import budget, refreshed
 from kvfix.cli.survey import patterns
 from kvfix.cli.verb import Run, verb
-from kvfix.errors import StoreMissingError
+from kvfix.errors import DocumentError, StoreMissingError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "kvfix.sync/1"
 STYLES = {"removed": "yellow", "pruned": "yellow", "left": "yellow", "planned": "cyan"}
-SOME_FAILED = 3
 TROUBLES = ("skipped", "failed")
 
 
@@ -89,7 +88,7 @@ def sync(
             this.go(kv)
     ended = hooks.run(told, [name for _, name in this.tally.changed]) if told and this.tally.changed else None
     this.finish(ended, None if dry_run else metrics)
-    return SOME_FAILED if this.tally.num_failures else 0
+    return DocumentError.exit_code if this.tally.num_failures else 0
 
 
 def _options(run: Run, *, time_budget: str | None, **more: Any) -> SyncOptions:

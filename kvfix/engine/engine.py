@@ -117,6 +117,11 @@ class Engine:
         """Whether stored rows may move: False once the gate has found that keys do not simply turn."""
         return self.rotations is not None or self.gate_report is None
 
+    @property
+    def noise_nats(self) -> float:
+        """What the gate has measured of rounding in a log-probability; 0 before it has run."""
+        return (self.gate_report or {}).get("noise", {}).get("nats", 0.0)
+
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
         if self.device.type == "cuda":

@@ -178,7 +178,7 @@ class _Repair:
         return ask_arm(self.engine, cache, self.probes, oracle=self.options.verify)
 
     def _judge(self, repaired: Arm, stale: Arm | None, fresh: Arm | None) -> Quality:
-        noise = (self.engine.gate_report or {}).get("noise", {}).get("nats", 0.0)
+        noise = self.engine.noise_nats
         return judge(self.probes, repaired, stale, fresh, noise=noise, num_skipped=self.num_skipped)
 
     def _instead(self, plan: RepairPlan, quality: Quality) -> RepairPlan | None:

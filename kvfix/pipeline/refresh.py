@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvfix.config import DEFAULT_MAX_BYTES
 from kvfix.core import Document, Notify
-from kvfix.corpus import UnreadableError, read_document
-from kvfix.errors import DocumentError, KVFixError, UsageError, first_line
+from kvfix.corpus import read_document
+from kvfix.errors import UsageError
 from kvfix.pipeline.clock import Clock, Deadline
-from kvfix.pipeline.sync import STOPPING
+from kvfix.pipeline.failures import failure
 
 if TYPE_CHECKING:
     from kvfix.engine import Engine
@@ -111,16 +111,8 @@ def _refreshed(
             return Refreshed(record, "planned", "dry run: nothing was computed or stored")
         notify(f"prefilling {record.doc_id}")
         return _prefilled(open_engine(), store, record, document)
-    except STOPPING:
-        raise
-    except UnreadableError as error:
-        return Refreshed(record, "skipped", error.reason, failing=True)
-    except DocumentError as error:
-        return Refreshed(record, "skipped", error.message, failing=True)
-    except KVFixError as error:
-        return Refreshed(record, "failed", error.message, failing=True)
     except Exception as error:
-        return Refreshed(record, "failed", f"{type(error).__name__}: {first_line(error)}", failing=True)
+        return Refreshed(record, *failure(error), failing=True)
 
 
 def _prefilled(engine: Engine, store: Store, record: VersionRecord, document: Document) -> Refreshed:

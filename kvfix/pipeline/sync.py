@@ -18,19 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvfix.core import Document, Notify
 from kvfix.corpus import UnreadableError, read_document
-from kvfix.errors import (
-    DocumentError,
-    KVFixError,
-    ModelMismatchError,
-    StoreBusyError,
-    StoreNotWritableError,
-    UnsupportedModelError,
-    UsageError,
-    first_line,
-)
+from kvfix.errors import UsageError
 from kvfix.pipeline.ahead import ahead
 from kvfix.pipeline.changes import UNCHANGED, Finding, Key, Source, Walk, look
 from kvfix.pipeline.clock import Clock, Deadline
+from kvfix.pipeline.failures import failure
 from kvfix.pipeline.plan import Change, EditOptions, compare
 
 if TYPE_CHECKING:
@@ -44,8 +36,6 @@ Outcome = TypeVar("Outcome")
 
 ORDERS = ("priority", "size")
 MIN_MR = 0.9
-# what concerns the whole pass, not one document
-STOPPING = (UsageError, StoreBusyError, ModelMismatchError, UnsupportedModelError, StoreNotWritableError)
 
 
 @dataclass(frozen=True)
@@ -168,17 +158,8 @@ def _or_failed(finding: Finding, work: Callable[[], Outcome]) -> Outcome | Synce
     kept = None if finding.kind == "renamed" else finding.record
     try:
         return work()
-    except STOPPING:
-        raise
-    except UnreadableError as error:
-        return Synced(*finding.key, "skipped", error.reason, kept)
-    except DocumentError as error:
-        return Synced(*finding.key, "skipped", error.message, kept)
-    except KVFixError as error:
-        return Synced(*finding.key, "failed", error.message, kept)
     except Exception as error:
-        # a model may raise anything; the other documents are not to suffer for it
-        return Synced(*finding.key, "failed", f"{type(error).__name__}: {first_line(error)}", kept)
+        return Synced(*finding.key, *failure(error), kept)
 
 
 def _without_model(store: Store, finding: Finding, options: SyncOptions, walk: Walk) -> Synced | None:
