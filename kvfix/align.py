@@ -71,6 +71,21 @@ def folded(rows: RowMap, segments: Sequence[Rows], token_ids: np.ndarray) -> KVC
     return cache
 
 
+def aligned(
+    rows: RowMap,
+    segments: Sequence[Rows],
+    token_ids: np.ndarray,
+    room: int,
+    device: torch.device | str,
+    rotations: Sequence[LayerRotation] | None,
+) -> KVCache:
+    """All rows in one new cache, moved keys turned to their place; rows that are stored nowhere are zero."""
+    cache = allocate(segments[0], rows, token_ids, room, device)
+    gather(cache, rows, segments)
+    turn(cache, rows, rotations)
+    return cache
+
+
 def turn(
     cache: KVCache,
     rows: RowMap,

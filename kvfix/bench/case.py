@@ -121,10 +121,8 @@ class Case:
     @cached_property
     def aligned(self) -> KVCache:
         """The stale rows in the new order, moved keys turned, nothing repaired; rows stored nowhere are zero."""
-        cache = align.allocate(self.stale, self.rows, self.new_ids, self.room, self.engine.device)
-        align.gather(cache, self.rows, [self.stale])
-        align.turn(cache, self.rows, self.engine.rotations)
-        return cache
+        engine = self.engine
+        return align.aligned(self.rows, [self.stale], self.new_ids, self.room, engine.device, engine.rotations)
 
     @cached_property
     def insight(self) -> Insight:

@@ -138,12 +138,10 @@ class Bench:
         """The stale rows in the new order; not timed, for a repair has them in memory anyway."""
         from kvfix.engine import StaleEvidence
 
-        diff = self.edit.diff
+        engine, diff, token_ids = self.engine, self.edit.diff, self.edit.new.token_ids
         rows = RowMap.of_base(np.arange(diff.num_old)).realigned(diff.stale_source())
-        cache = align.allocate(self.cache, rows, self.edit.new.token_ids, self.room, self.engine.device)
-        align.gather(cache, rows, [self.cache])
-        align.turn(cache, rows, self.engine.rotations)
-        return StaleEvidence(self.engine, cache, diff)
+        cache = align.aligned(rows, [self.cache], token_ids, self.room, engine.device, engine.rotations)
+        return StaleEvidence(engine, cache, diff)
 
     def _baselines(self, arms: Arms, fresh: KVCache, full_ms: float) -> Baselines:
         """Times, given that of kvfix's own full prefill; the rows of `fresh` are computed once more."""
