@@ -86,6 +86,15 @@ def aligned(
     return cache
 
 
+def values_at(rows: RowMap, segments: Sequence[Rows], positions: np.ndarray, layer: int) -> torch.Tensor:
+    """`[len(positions), H, Dv]`: the stored values of these rows at one layer; none of them may be stored nowhere."""
+    import torch
+
+    runs = rows.realigned(positions).runs()
+    parts = [segments[run.segment].values[layer, :, run.row : run.row + run.end - run.start] for run in runs]
+    return torch.cat([segments[0].values[layer, :, :0], *parts], 1).transpose(0, 1)
+
+
 def turn(
     cache: KVCache,
     rows: RowMap,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfix.align import allocate, gather, turn
+from kvfix.align import allocate, gather, turn, values_at
 from kvfix.core import KVCache, LayerRotation, RowMap
 from kvfix.ops import rotate_keys
 from kvfix.ops.rotate_keys.naive import rotate_keys_naive
@@ -186,6 +186,17 @@ def test_the_stored_rows_are_left_as_they_are():
 def test_rows_and_tokens_must_agree():
     with pytest.raises(ValueError, match="10 rows but 9 token ids"):
         allocate(segment_of(10), RowMap.of_base(np.arange(10)), np.arange(9), 0, "cpu")
+
+
+@given(row_maps(), st.randoms(use_true_random=False))
+def test_values_at_some_rows(drawn, random):
+    rows, segments = drawn
+    stored = [at for at in range(len(rows)) if rows.segment[at] >= 0]
+    positions = np.array([at for at in stored if random.random() < 0.5], np.int64)
+    _, values = naive(rows, segments)
+    for layer in range(LAYERS):
+        found = values_at(rows, segments, positions, layer)
+        assert torch.equal(found, values[layer, :, positions].transpose(0, 1))
 
 
 class TestRowMap:

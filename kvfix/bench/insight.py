@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvfix import align
 from kvfix.bench.caches import copied
+from kvfix.core import RowMap
 
 if TYPE_CHECKING:
     from kvfix.bench.case import Case
@@ -37,6 +39,9 @@ class Insight:
     def deviation(self, layer: int, of: str) -> np.ndarray:
         return self._once(("deviation", layer, of), lambda: self._evidence.deviation(layer, of))
 
+    def kinship(self, layer: int) -> np.ndarray:
+        return self._once(("kinship", layer), lambda: self._evidence.kinship(layer))
+
     def transplant_effects(self, positions: np.ndarray) -> np.ndarray:
         return self._once(("effects", positions.tobytes()), lambda: self._diagnosis.transplant_effects(positions))
 
@@ -58,7 +63,9 @@ class Insight:
     def _evidence(self) -> StaleEvidence:
         from kvfix.engine import StaleEvidence
 
-        return StaleEvidence(self.case.engine, self.case.aligned, self.case.diff)
+        case = self.case
+        removed = partial(align.values_at, RowMap.of_base(np.arange(len(case.old_ids))), [case.stale])
+        return StaleEvidence(case.engine, case.aligned, case.diff, removed)
 
     @cached_property
     def _diagnosis(self) -> TransplantDiagnosis:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -141,7 +142,8 @@ class Bench:
         engine, diff, token_ids = self.engine, self.edit.diff, self.edit.new.token_ids
         rows = RowMap.of_base(np.arange(diff.num_old)).realigned(diff.stale_source())
         cache = align.aligned(rows, [self.cache], token_ids, self.room, engine.device, engine.rotations)
-        return StaleEvidence(engine, cache, diff)
+        stored = partial(align.values_at, RowMap.of_base(np.arange(diff.num_old)), [self.cache])
+        return StaleEvidence(engine, cache, diff, stored)
 
     def _baselines(self, arms: Arms, fresh: KVCache, full_ms: float) -> Baselines:
         """Times, given that of kvfix's own full prefill; the rows of `fresh` are computed once more."""

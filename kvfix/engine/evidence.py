@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 from kvfix.core import KVCache, TokenDiff
 from kvfix.engine.attention import Pass
@@ -28,11 +30,17 @@ class StaleEvidence:
     """Evidence of one stale cache `[L, H, N + room, D]`: old rows in the new order, keys turned, the new token ids.
 
     They were gathered by `diff.stale_source()`: where that is -1 a row holds nothing, and nothing looks at it. The
-    document's rows are left bit for bit.
+    document's rows are left bit for bit. `stored` gives the values `[m, H, D]` of rows in the old order at a layer.
     """
 
-    def __init__(self, engine: Engine, cache: KVCache, diff: TokenDiff) -> None:
-        self.engine, self.cache, self.diff = engine, cache, diff
+    def __init__(
+        self,
+        engine: Engine,
+        cache: KVCache,
+        diff: TokenDiff,
+        stored: Callable[[np.ndarray, int], torch.Tensor],
+    ) -> None:
+        self.engine, self.cache, self.diff, self.stored = engine, cache, diff, stored
         self.missing = diff.stale_source() < 0  # [N]
 
     @torch.inference_mode()
@@ -80,7 +88,8 @@ class StaleEvidence:
         if of not in PARTS or not 0 <= layer < self.cache.num_layers:
             known = f"of: {', '.join(PARTS)}; layer: 0 to {self.cache.num_layers - 1}"
             raise UsageError(f"no deviation of {of!r} at layer {layer}; there are {known}")
-        fresh, first = self._lower_layers(layer), self.diff.first
+        first = self.diff.first
+        fresh = self._lower_layers(layer, np.arange(first, len(self.cache)))
         squares = torch.zeros(len(self.cache), device=self.engine.device)
         for part in PARTS[of]:
             computed, stale = (getattr(c, part)[layer, :, first : len(c)].float() for c in (fresh, self.cache))
@@ -91,8 +100,32 @@ class StaleEvidence:
             found[self.diff.source == np.arange(len(found))] = 0
         return found
 
-    def _lower_layers(self, last: int) -> KVCache:
-        """A cache of the layers up to `last`, every row from the edit on computed."""
+    @torch.inference_mode()
+    def kinship(self, layer: int) -> np.ndarray:
+        """`[N]` fp32: largest cosine of a row's values at `layer` to those of a row that the edit put in or took out.
+
+        Heads together, all rows as they differ from the mean row. In lower layers values tell what a token means: rows
+        that speak of the same thing in other words are near. Costs a pass over the spans through the layers up to this
+        one. In a model with fewer layers its last is meant. 0 for rows without a stale state. Ours.
+        """
+        layer = min(layer, self.cache.num_layers - 1)
+        num_rows, spans = len(self.cache), self.diff.spans
+        put_in = np.flatnonzero(self.diff.source < 0)
+        taken_out = np.concatenate([np.arange(span.old_start, span.old_end) for span in spans] or [put_in])
+        stale = self.cache.values[layer, :, :num_rows].transpose(0, 1).float().flatten(1)
+        new = self._lower_layers(layer, put_in).values[layer, :, put_in].transpose(0, 1).float().flatten(1)
+        old = self.stored(taken_out, layer).to(stale.device).float().flatten(1)
+        mean = stale[torch.from_numpy(~self.missing)].mean(0)
+        edited = torch.cat([new, old]) - mean
+        if not len(edited):
+            return np.zeros(num_rows, np.float32)
+        cosines = normalize(stale - mean, dim=-1) @ normalize(edited, dim=-1).T
+        found = cosines.amax(-1).cpu().numpy()
+        found[self.missing] = 0
+        return found
+
+    def _lower_layers(self, last: int, positions: np.ndarray) -> KVCache:
+        """A cache of the layers up to `last`, the rows at `positions` computed anew."""
         stale = self.cache
         end, num_rows = last + 1, len(stale)
         cache = KVCache(
@@ -103,9 +136,9 @@ class StaleEvidence:
         )
         # beyond LongRoPE's limit all rows must share one call, which decides the frequencies
         step = num_rows if self.engine.positions.crosses(num_rows, num_rows) else CHUNK_ROWS
-        for start in range(self.diff.first, num_rows, step):
+        for start in range(0, len(positions), step):
             with suppress(_EnoughError):
-                self.engine.compute([LowerRows.at(cache, np.arange(start, min(start + step, num_rows)))])
+                self.engine.compute([LowerRows.at(cache, positions[start : start + step])])
         return cache
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +35,10 @@ class StoredEvidence:
         """`[N]` fp32."""
         return self._stale.deviation(layer, of)
 
+    def kinship(self, layer: int) -> np.ndarray:
+        """`[N]` fp32."""
+        return self._stale.kinship(layer)
+
     @cached_property
     def _stale(self) -> StaleEvidence:
         """The stale rows in the new order."""
@@ -48,7 +52,8 @@ class StoredEvidence:
         with self.clock("load"):
             cache = align.allocate(change.snapshot.segments[0], rows, change.new.token_ids, self.room, engine.device)
         read_rows(engine, cache, rows, change.snapshot, clock=self.clock)
-        return StaleEvidence(engine, cache, change.diff)
+        stored = partial(align.values_at, change.snapshot.rows, change.snapshot.segments)
+        return StaleEvidence(engine, cache, change.diff, stored)
 
 
 def question_of(engine: Engine, change: Change, options: EditOptions) -> tuple[int, ...]:

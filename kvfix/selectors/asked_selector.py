@@ -11,7 +11,7 @@ import numpy as np
 from kvfix.errors import UsageError
 from kvfix.selectors.base import SelectionContext
 from kvfix.selectors.linked_selector import LinkedSelector
-from kvfix.selectors.links import Place, edited_words, linked_places, places_of
+from kvfix.selectors.links import Place, linked_around, outstanding, places_behind
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,11 @@ class AskedSelector(LinkedSelector):
         evidence = context.require_evidence(self)
         if not context.query_ids:
             raise UsageError("selector asked needs a question: give --query, or probes")
-        edited, tied = set.union(*edited_words(context)), list(linked_places(context))
-        yield from (link for link in tied if any(word in edited for _, word in link[0].words))
-        yield from self._looked_at(context, evidence.query_contrast(context.query_ids))
-        yield from tied
+        return linked_around(context, self._looked_at(context, evidence.query_contrast(context.query_ids)))
 
     def _looked_at(self, context: SelectionContext, contrast: np.ndarray) -> Iterator[tuple[Place, int]]:
         """Places behind the edit that the question looks at, by their rows' mean contrast."""
-        behind = context.diff.spans[0].new_end
-        later = [place for place in places_of(context) if place.start >= behind and place.end > place.start]
+        later = places_behind(context)
         means = np.array([contrast[place.start : place.end].mean() for place in later])
-        if not len(means):
-            return
-        median = np.median(means)
-        spread = 1.4826 * np.median(np.abs(means - median))
-        for index in np.argsort(-means, kind="stable"):
-            if means[index] <= median + self.outstanding * spread:
-                return
+        for index in outstanding(means, self.outstanding):
             yield later[index], later[index].start

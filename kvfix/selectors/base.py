@@ -47,6 +47,14 @@ class Evidence(Protocol):
         """
         ...
 
+    def kinship(self, layer: int) -> np.ndarray:
+        """`[N]` fp32: largest cosine of a row's values at `layer` to those of a row that the edit put in or took out.
+
+        All of them as they differ from the mean row; in a model with fewer layers its last. 0 for rows that have no
+        stale state.
+        """
+        ...
+
 
 class Diagnosis(Protocol):
     """What only a benchmark knows: the fresh cache and the answers. For diagnostic selectors alone."""

@@ -64,6 +64,26 @@ def linked_places(context: SelectionContext) -> Iterator[tuple[Place, int]]:
             yield place, _first_row(context, place, value)
 
 
+def linked_around(context: SelectionContext, found: Iterable[tuple[Place, int]]) -> Iterator[tuple[Place, int]]:
+    """Places that hold an edited word, then those `found` in another way, then the other linked ones."""
+    edited, tied = set.union(*edited_words(context)), list(linked_places(context))
+    yield from (link for link in tied if any(word in edited for _, word in link[0].words))
+    yield from found
+    yield from tied
+
+
+def outstanding(scores: np.ndarray, least: float) -> Iterator[int]:
+    """Indices of the scores that lie more than `least` robust standard deviations above the median, highest first."""
+    if not len(scores):
+        return
+    median = np.median(scores)
+    spread = 1.4826 * np.median(np.abs(scores - median))
+    for index in np.argsort(-scores, kind="stable").tolist():
+        if scores[index] <= median + least * spread:
+            return
+        yield index
+
+
 def _ranked(places: Iterable[Place], value: dict[str, float], weight: dict[str, float]) -> list[Place]:
     """The places that are tied by words of these values, best first."""
     shared = [(place, {word for _, word in place.words if word in value}) for place in places]
@@ -84,6 +104,12 @@ def places_of(context: SelectionContext) -> list[Place]:
     edges = [*part_starts(context.text), len(context.text)]
     found = [(low, words_of(context.text, low, high), high) for low, high in pairwise(sorted(set(edges)))]
     return [Place(context.first_token(low), context.first_token(high), words) for low, words, high in found if words]
+
+
+def places_behind(context: SelectionContext) -> list[Place]:
+    """Those that begin behind the first span."""
+    behind = context.diff.spans[0].new_end
+    return [place for place in places_of(context) if behind <= place.start < place.end]
 
 
 def words_of(text: str, start: int, end: int) -> tuple[tuple[int, str], ...]:

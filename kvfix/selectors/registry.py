@@ -12,6 +12,7 @@ from kvfix.selectors.base import Selector
 SELECTORS = {
     "editlocal": "editlocal_selector.EditLocalSelector",
     "linked": "linked_selector.LinkedSelector",
+    "kindred": "kindred_selector.KindredSelector",
     "asked": "asked_selector.AskedSelector",
     "boundary": "boundary_selector.BoundarySelector",
     "structure": "structure_selector.StructureSelector",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from kvfix.align import allocate, gather, turn
 from kvfix.core import KVCache, RowMap, TokenDiff
@@ -48,6 +50,7 @@ class Stale:
 
     diff: TokenDiff
     cache: KVCache
+    stored: Callable[[np.ndarray, int], torch.Tensor]  # values in the old order
 
     @property
     def old_rows(self) -> np.ndarray:
@@ -62,4 +65,9 @@ def stale_of(engine: Engine, edit: str, room: int = 100) -> Stale:
     cache = allocate(old, rows, new_ids, room, engine.device)
     gather(cache, rows, [old])
     turn(cache, rows, engine.rotations)
-    return Stale(diff, cache)
+    return Stale(diff, cache, values_of(old))
+
+
+def values_of(old: KVCache) -> Callable[[np.ndarray, int], torch.Tensor]:
+    """Values `[m, H, D]` of rows at a layer."""
+    return lambda positions, layer: old.values[layer, :, positions].transpose(0, 1)

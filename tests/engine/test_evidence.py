@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from kvfix.bench.caches import copied
 from kvfix.core import EditSpan, TokenDiff
 from kvfix.diff import diff_tokens
 from kvfix.engine import Engine, StaleEvidence, as_transformers_cache
 from kvfix.engine.attention import NAME
 from kvfix.errors import DocumentError, UsageError
-from tests.engine.stale import EDITS, NUM_OLD, Stale, changed, ids_of, stale_of
+from tests.engine.stale import EDITS, NUM_OLD, Stale, changed, ids_of, stale_of, values_of
 from tests.tolerances import EVIDENCE, EVIDENCE_HALF
 
 MODELS = ["llama", "gemma2", "gemma3", "qwen3", "gpt-oss"]
@@ -18,7 +19,7 @@ LONG_QUERY = tuple(ids_of(70, 4).tolist())  # longer than the windows: its end s
 
 
 def evidence_of(engine: Engine, stale: Stale) -> StaleEvidence:
-    return StaleEvidence(engine, stale.cache, stale.diff)
+    return StaleEvidence(engine, stale.cache, stale.diff, stale.stored)
 
 
 def test_query_contrast_is_against_a_neutral_question(gated):
@@ -90,9 +91,10 @@ def test_an_edit_that_leaves_nothing(gated):
     stale = stale_of(engine, "growing")
     num_rows = len(stale.cache)
     diff = TokenDiff((EditSpan(0, 5, 0, num_rows),), 5, np.full(num_rows, -1))
-    evidence = StaleEvidence(engine, stale.cache, diff)
+    evidence = StaleEvidence(engine, stale.cache, diff, stale.stored)
     assert not evidence.query_attention(QUERY).any()
     assert not evidence.deviation(1).any()
+    assert not evidence.kinship(1).any()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])
@@ -179,7 +181,7 @@ def test_beyond_longropes_limit_all_rows_share_one_call(gated, monkeypatch):
     cache = engine.prefill(ids)
     monkeypatch.setattr("kvfix.engine.evidence.CHUNK_ROWS", 7)
     diff = TokenDiff((EditSpan(10, 11, 10, 11),), 300, np.where(np.arange(300) == 10, -1, np.arange(300)))
-    assert StaleEvidence(engine, cache, diff).deviation(2).max() <= EVIDENCE
+    assert StaleEvidence(engine, cache, diff, values_of(cache)).deviation(2).max() <= EVIDENCE
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -203,6 +205,60 @@ def test_what_cannot_deviate(gated, layer, of):
         evidence_of(engine, stale_of(engine, "growing")).deviation(layer, of)
 
 
+# ---- kinship
+
+
+def kinship_by_hand(engine: Engine, stale: Stale, layer: int) -> np.ndarray:
+    """Row by row: the edited rows computed among the stale ones, and those that they replaced."""
+    repaired, diff = copied(stale.cache), stale.diff
+    put_in = np.flatnonzero(diff.source < 0)
+    engine.recompute(repaired, put_in)
+    old = engine.prefill(ids_of(NUM_OLD))
+    kept = np.flatnonzero(stale.old_rows >= 0)
+    rows = {row: stale.cache.values[layer, :, row].flatten() for row in kept}
+    mean = torch.stack(list(rows.values())).mean(0)
+    edited = [repaired.values[layer, :, row].flatten() - mean for row in put_in]
+    for span in diff.spans:
+        edited += [old.values[layer, :, row].flatten() - mean for row in range(span.old_start, span.old_end)]
+    found = np.zeros(len(stale.cache))
+    for row, value in rows.items():
+        found[row] = max(float(torch.cosine_similarity(value - mean, one, dim=0)) for one in edited)
+    return found
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss"])
+def test_kinship_is_to_what_was_put_in_or_taken_out(gated, name, edit, layer):
+    engine = gated(name)
+    stale = stale_of(engine, edit)
+    found = evidence_of(engine, stale).kinship(layer)
+    assert found.dtype == np.float32
+    assert np.abs(found - kinship_by_hand(engine, stale, layer)).max() <= EVIDENCE
+
+
+def test_kinship_in_a_model_with_fewer_layers_is_that_of_its_last(gated):
+    engine = gated("llama")
+    evidence = evidence_of(engine, stale_of(engine, "several spans"))
+    assert np.array_equal(evidence.kinship(30), evidence.kinship(2))
+
+
+def test_kinship_costs_the_spans_rows_through_the_lower_layers(gated, monkeypatch):
+    engine = gated("llama")
+    stale = stale_of(engine, "several spans")
+    evidence = evidence_of(engine, stale)
+    run = []
+    for index, block in enumerate(engine._decoder.layers):
+        real = block.input_layernorm.forward
+        monkeypatch.setattr(
+            block.input_layernorm,
+            "forward",
+            lambda rows, index=index, real=real: run.append((index, rows.shape[1])) or real(rows),
+        )
+    evidence.kinship(1)
+    assert run == [(0, stale.diff.num_span), (1, stale.diff.num_span)]
+
+
 # ---- the rows asked about
 
 
@@ -216,6 +272,7 @@ def test_the_rows_stay_bit_for_bit(gated, name):
     evidence = evidence_of(engine, stale)
     first = evidence.query_attention(QUERY)
     evidence.deviation(1)
+    evidence.kinship(1)
     evidence.query_attention(LONG_QUERY)
     assert torch.equal(cache.keys[:, :, :num_rows], keys)
     assert torch.equal(cache.values[:, :, :num_rows], values)

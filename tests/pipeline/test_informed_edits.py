@@ -1,5 +1,8 @@
 """Edits whose selector asks the model: what it looks at, with which question, and what a dry run says instead."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,9 @@ from kvfix.pipeline.edit import edit
 from kvfix.pipeline.evidence import StoredEvidence
 from kvfix.pipeline.plan import EditOptions
 from kvfix.probes import GivenProbe
+from kvfix.selectors import Budget, get_selector, make_plan
 from tests.pipeline.desk import EDITS, TEXT, Desk, equal
+from tests.selectors.contexts import Signals
 
 INFORMED = ("attention", "deviation")
 GIVEN = GivenProbe("Who signs?", "the clerk", "nobody", "a.md")
@@ -25,7 +30,10 @@ def scores_by_hand(desk: Desk, name: str, report, query: str) -> np.ndarray:
     cache = align.allocate(change.snapshot.segments[0], rows, change.new.token_ids, 100, "cpu")
     align.gather(cache, rows, change.snapshot.segments)
     align.turn(cache, rows, engine.rotations)
-    evidence = StaleEvidence(engine, cache, change.diff)
+    stored = partial(align.values_at, change.snapshot.rows, change.snapshot.segments)
+    evidence = StaleEvidence(engine, cache, change.diff, stored)
+    if name == "kindred":
+        return evidence.kinship(3)
     asked = tuple(engine.text.question_ids(query))
     return evidence.query_attention(asked) if name == "attention" else evidence.deviation(1)
 
@@ -45,6 +53,18 @@ def test_rows_are_those_of_the_highest_scores(desk, name, kind):
     assert report.plan.positions.tolist() == sorted([*np.flatnonzero(diff.source < 0), *best])
     assert (report.outcome, report.plan.selector) == ("repaired", name)
     assert equal(desk.loaded(), before, diff.first)
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_kindred_places_are_those_of_the_stored_values(desk, kind):
+    desk.build(TEXT)
+    desk.edit(TEXT.replace("desk 4", "desk 17"), strategy="repair", k=3, verify=False)
+    report = desk.edit(EDITS[kind], selector="kindred", k=24, strategy="repair", verify=False, auto_probes=False)
+    change = report.change
+    scores = Signals(scores_by_hand(desk, "kindred", report, ""))
+    expected = make_plan(get_selector("kindred"), replace(change.context(Budget(24)), evidence=scores))
+    assert report.plan.positions.tolist() == expected.positions.tolist()
+    assert (report.outcome, report.plan.selector) == ("repaired", "kindred")
 
 
 class Seen(list):

@@ -48,6 +48,10 @@ class Signals:
         self.asked.append((layer, of))
         return self.scores
 
+    def kinship(self, layer: int) -> np.ndarray:
+        self.asked.append(layer)
+        return self.scores
+
     def transplant_effects(self, positions: np.ndarray) -> np.ndarray:
         self.asked.append(tuple(positions.tolist()))
         return self.scores[positions]
