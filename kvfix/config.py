@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kvfix.core import ADAPTIVE
 from kvfix.errors import UsageError
 
 FILE_NAME = "kvfix.toml"
@@ -52,6 +53,11 @@ def _patterns(text: str) -> list[str]:
 TEXT = Rule("a text that is not empty", _is_text)
 NUMBER = Rule("a number", _is_finite, float)
 SECONDS = Rule("a number of seconds, 0 or more", lambda v: _is_finite(v) and v >= 0, float)
+ROWS = Rule(
+    f"a whole number, 0 or more, or {ADAPTIVE}",
+    lambda v: v == ADAPTIVE or (type(v) is int and v >= 0),
+    lambda text: text if text == ADAPTIVE else int(text),
+)
 PATTERNS = Rule("a list of file patterns", lambda v: isinstance(v, list | tuple) and all(map(_is_text, v)), _patterns)
 DEVICE = Rule("auto, cpu or cuda[:N]", lambda v: isinstance(v, str) and bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", v)))
 
@@ -70,7 +76,7 @@ class Settings:
     dtype: str = _setting("auto", _choice("auto", "float32", "bfloat16", "float16"))
     template: str = _setting("auto", TEXT)
     selector: str = _setting("editlocal", TEXT)
-    k: int = _setting(32, _whole(0))
+    k: int | str = _setting(32, ROWS)  # rows a span, or "adaptive"
     budget: int | None = _setting(None, _whole(0))
     seed: int = _setting(0, _whole(0))
     query: str | None = _setting(None, TEXT)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 
+ADAPTIVE = "adaptive"  # instead of k: as many rows a span as the edit calls for
+
 # told what is going on, for whoever shows it
 Notify = Callable[[str], None]
 

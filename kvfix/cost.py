@@ -16,6 +16,11 @@ ADAPTIVE_LEAST = 32
 ADAPTIVE_MOST = 256
 
 
+def rows_a_span(k: int | str, num_suffix: int, num_spans: int) -> int:
+    """k as it was given, or what `ADAPTIVE` comes to for an edit of so many spans."""
+    return k if isinstance(k, int) else adaptive_k(num_suffix, num_spans)
+
+
 def adaptive_k(num_suffix: int, num_spans: int) -> int:
     """Rows a span that grow with what lies behind the edit: a share of its rows, divided among the spans.
 

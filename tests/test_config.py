@@ -101,6 +101,7 @@ def test_relative_paths_in_the_file_are_relative_to_it(tmp_path, monkeypatch):
     [
         ('k = "32"', "k = '32': expected a whole number, 0 or more"),
         ("k = -1", "k = -1: expected a whole number, 0 or more"),
+        ('k = "all"', "k = 'all': expected a whole number, 0 or more, or adaptive"),
         ("k = true", "k = True: expected a whole number"),
         ("k = 1.0", "k = 1.0: expected a whole number"),
         ("max_bytes = 0", "expected a whole number, 1 or more"),
@@ -129,6 +130,13 @@ def test_faults_in_the_file_name_file_key_and_value(tmp_path, line, message):
     assert caught.value.message.startswith(f"{path}: ")
     assert message in caught.value.message
     assert caught.value.exit_code == 2
+
+
+def test_rows_a_span_may_be_adaptive(tmp_path):
+    write(tmp_path, 'k = "adaptive"')
+    assert load_settings(start=tmp_path, environ={}).k == "adaptive"
+    assert load_settings(start=tmp_path, environ={"KVFIX_K": "8"}).k == 8
+    assert load_settings({"k": 9}, tmp_path, environ={"KVFIX_K": "adaptive"}).k == 9
 
 
 def test_unreadable_files(tmp_path):

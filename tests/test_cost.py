@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from kvfix.core import EditSpan, TokenDiff
-from kvfix.cost import Cost, cost
+from kvfix.core import ADAPTIVE, EditSpan, TokenDiff
+from kvfix.cost import Cost, adaptive_k, cost, rows_a_span
+
+
+@pytest.mark.parametrize("spans", [1, 4])
+def test_rows_a_span(spans):
+    assert rows_a_span(7, 1000, spans) == 7
+    assert rows_a_span(ADAPTIVE, 1000, spans) == adaptive_k(1000, spans)
 
 
 def diff_at(first: int, num_new: int) -> TokenDiff:

@@ -47,9 +47,9 @@ run direct main --selectors $published --k 8 --seeds 1 --limit 20
 run derived main --selectors structure,attention,deviation,random --seeds 1 --limit "$(pick 36 36)" --transplant 20
 run length length --selectors editlocal,linked --limit 24
 run edits edits --selectors editlocal,linked --limit 24
-run implicit frontier --selectors editlocal,linked,kindred,asked --k 32,64 --limit "$(pick 60 40)"
+run implicit frontier --selectors editlocal,linked,kindred,asked --k 32,64 --limit "$(pick 40 24)"
 run long long --selectors editlocal,linked,structure,attention,deviation --limit "$(pick 10 8)"
-run chain frontier --selectors editlocal,linked,kindred,asked --k 32,64 --limit "$(pick 60 40)"
+run chain frontier --selectors editlocal,linked,kindred,asked --k 32,64 --limit "$(pick 40 24)"
 
 for records in main frontier; do
     "$kvfix" bench items --report-only --out "$here/$records.jsonl" --plots "$here/$records"

@@ -15,8 +15,8 @@ from kvfix.bench.history import History, PastEdit
 from kvfix.bench.records import Records
 from kvfix.bench.replay_edit import REWRITTEN, Bench, TokenEdit, neutral_probe, plan_without_model
 from kvfix.bench.study import DIAGNOSTIC
-from kvfix.core import Notify, RepairPlan
-from kvfix.cost import adaptive_k, cost
+from kvfix.core import ADAPTIVE, Notify, RepairPlan
+from kvfix.cost import cost, rows_a_span
 from kvfix.diff import diff_tokens
 from kvfix.errors import UsageError
 from kvfix.pipeline.quality import room_of
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kvfix.engine import Engine
 
 SCHEMA = "kvfix.replay/1"
-ADAPTIVE = "adaptive"
 
 
 def key_of(record: dict[str, Any]) -> tuple:
@@ -159,8 +158,9 @@ class Replay:
 
     def _repaired(self, edit: TokenEdit, bench: Bench | None, name: str, k: int | str | None) -> dict[str, Any]:
         """The plan, what the cost model would choose and, where there is a bench, what the repair is worth."""
+        assert k is not None
         selector = get_selector(name, seed=self.options.seed)
-        num_rows = k if isinstance(k, int) else adaptive_k(edit.num_suffix, len(edit.diff.spans))
+        num_rows = rows_a_span(k, edit.num_suffix, len(edit.diff.spans))
         if bench is None:
             plan = plan_without_model(edit, selector, num_rows)
             worth: dict[str, Any] = dict.fromkeys(("quality", "timing_ms", "speedup"))

@@ -90,7 +90,7 @@ def _names(selectors: str) -> tuple[str, ...]:
 
 def _budgets(text: str) -> tuple[int | str, ...]:
     """`32,adaptive`. Raises `UsageError`."""
-    from kvfix.bench.replay import ADAPTIVE
+    from kvfix.core import ADAPTIVE
 
     parts = [part.strip() for part in text.split(",")]
     if not all(part == ADAPTIVE or (part.isascii() and part.isdigit()) for part in parts):

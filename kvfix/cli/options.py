@@ -21,12 +21,15 @@ MODEL = "Model"
 COMMON = "Store and output"
 
 
-def option(
-    name: str, text: str, panel: str, *, default: object = None, metavar: str | None = None, least: int | None = None
-) -> Any:
+def option(name: str, text: str, panel: str, *, default: object = None, least: int | None = None, **more: Any) -> Any:
     """An option's declaration; the default stands in the text, for that of a setting is decided later."""
     shown = f"{text} [dim]\\[default: {default}][/dim]" if default is not None else text
-    return typer.Option(name, help=shown, rich_help_panel=panel, metavar=metavar, show_default=False, min=least)
+    return typer.Option(name, help=shown, rich_help_panel=panel, show_default=False, min=least, **more)
+
+
+def rows(text: str) -> int | str:
+    """A whole number, or what settings will judge."""
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def flag(name: str, text: str, panel: str) -> Any:
@@ -60,7 +63,17 @@ Selector = Annotated[
     str | None,
     option("--selector", "Which rows behind the edit.", REPAIR, default=Settings.selector, metavar="NAME"),
 ]
-K = Annotated[int | None, option("--k", "Rows per edited span.", REPAIR, default=Settings.k, metavar="ROWS")]
+K = Annotated[
+    str | None,
+    option(
+        "--k",
+        "Rows per edited span, or adaptive: more where more text stands behind the edit.",
+        REPAIR,
+        default=Settings.k,
+        metavar="ROWS|adaptive",
+        parser=rows,
+    ),
+]
 BudgetRows = Annotated[int | None, option("--budget", "At most so many rows in all.", REPAIR, metavar="ROWS")]
 Seed = Annotated[int | None, option("--seed", "For selectors that draw.", REPAIR, default=Settings.seed, metavar="N")]
 Query = Annotated[

@@ -213,7 +213,10 @@ class _Repair:
         """The plan of twice or four times the rows that were asked for; None where neither takes more than `plan`."""
         asked = self.options
         for factor in (2, 4):
-            k, budget = asked.k * factor, None if asked.budget is None else asked.budget * factor
+            k, budget = (
+                self.change.rows_a_span(asked.k) * factor,
+                None if asked.budget is None else asked.budget * factor,
+            )
             if k <= plan.k:
                 continue
             with self.clock("select"):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvfix.config import ON_LOW, STRATEGIES
-from kvfix.core import Document, RepairPlan, TokenDiff
-from kvfix.cost import Cost, cost
+from kvfix.core import ADAPTIVE, Document, RepairPlan, TokenDiff
+from kvfix.cost import Cost, cost, rows_a_span
 from kvfix.diff import diff_tokens, span_texts
 from kvfix.errors import ModelMismatchError, UsageError
 from kvfix.pipeline.admission import require_key
@@ -29,7 +29,7 @@ class EditOptions:
     """How to repair and what to measure. Raises `UsageError` for values that make no sense."""
 
     selector: str = "editlocal"
-    k: int = 32  # rows per span
+    k: int | str = 32  # rows per span, or "adaptive"
     budget: int | None = None  # cap on the rows of the whole edit, spans not counted
     seed: int = 0
     strategy: str = "auto"  # auto lets the cost model decide
@@ -44,7 +44,9 @@ class EditOptions:
 
     def __post_init__(self) -> None:
         get_selector(self.selector)
-        if self.k < 0 or (self.budget is not None and self.budget < 0):
+        if isinstance(self.k, str) and self.k != ADAPTIVE:
+            raise UsageError(f"k is a number of rows or {ADAPTIVE}, not {self.k!r}")
+        if (isinstance(self.k, int) and self.k < 0) or (self.budget is not None and self.budget < 0):
             raise UsageError(f"k and budget count rows and cannot be negative (k={self.k}, budget={self.budget})")
         for name, value, known in (("strategy", self.strategy, STRATEGIES), ("on-low", self.on_low, ON_LOW)):
             if value not in known:
@@ -91,6 +93,10 @@ class Change:
             self.diff, budget, self.document.text, new.offsets, new.num_prefix, self.snapshot.text, old.offsets
         )
 
+    def rows_a_span(self, k: int | str) -> int:
+        """What k, a number or `adaptive`, comes to here."""
+        return rows_a_span(k, self.diff.num_new - self.diff.first, len(self.diff.spans))
+
     def cost(self, num_rows: int) -> Cost:
         """What recomputing `num_rows` costs beside re-prefilling."""
         return cost(self.diff, num_rows, self.new.num_prefix, self.exact_until)
@@ -128,13 +134,14 @@ def plan_repair(engine: Engine, change: Change, options: EditOptions, clock: Clo
     `UsageError` when a selector lacks what it needs, `DocumentError` when a question does not fit.
     """
     diff, selector = change.diff, get_selector(options.selector, seed=options.seed)
-    spans_alone = RepairPlan(diff, np.flatnonzero(diff.source < 0), options.selector, options.k)
+    k = change.rows_a_span(options.k)
+    spans_alone = RepairPlan(diff, np.flatnonzero(diff.source < 0), options.selector, k)
     if not diff.spans:
         return spans_alone
     forced = _forced(engine, change, spans_alone, options)
     if forced is not None:
         return forced
-    context = change.context(Budget(options.k, options.budget))
+    context = change.context(Budget(k, options.budget))
     if not selector.needs_evidence:
         plan = make_plan(selector, context)
     elif options.dry_run:

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from kvfix.cost import adaptive_k
+
 
 @pytest.fixture
 def changed(place):
@@ -13,6 +15,16 @@ def changed(place):
 
 TOP = ["schema", "doc", "outcome", "model", "selector", "k", "length_preserving", "spans", "tokens", "quality"]
 TOP += ["timing_ms", "speedup", "bytes", "version", "debt"]
+
+
+def test_an_adaptive_k_is_told_in_rows(changed, at):
+    body = at("edit", changed, "--k", "adaptive", "--strategy", "repair", "--json").json
+    assert (body["k"], body["outcome"]) == (
+        adaptive_k(body["tokens"]["new"] - body["spans"][0]["new"][0], 1),
+        "repaired",
+    )
+    refused = at("edit", changed, "--k", "many")
+    assert (refused.code, "--k many: expected a whole number, 0 or more, or adaptive" in refused.err) == (2, True)
 
 
 def test_json(changed, at):

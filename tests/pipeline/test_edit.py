@@ -1,6 +1,7 @@
 """Edit: every kind of edit, what is stored and reported, and that nothing is lost when it fails."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -15,6 +16,19 @@ from tests.pipeline.desk import EDITS, TEXT, equal, spied
 from tests.tolerances import CACHE
 
 SAME = EDITS["same length"]
+
+
+def test_adaptive_rows_a_span(desk, monkeypatch):
+    """15 hundredths of the rows behind the edit, a third of them for each of three spans."""
+    monkeypatch.setattr("kvfix.cost.ADAPTIVE_LEAST", 3)
+    desk.build(TEXT)
+    report = desk.edit(EDITS["several spans"], k="adaptive", verify=False)
+    diff = report.change.diff
+    assert len(diff.spans) == 3
+    assert report.plan.k == math.ceil(0.15 * (diff.num_new - diff.first) / 3) > 3
+    assert len(report.plan.positions) == 3 * report.plan.k + diff.num_span
+    with pytest.raises(UsageError, match="k is a number of rows or adaptive, not 'all'"):
+        EditOptions(k="all")
 
 
 @pytest.mark.parametrize("kind", EDITS)

@@ -344,6 +344,15 @@ class TestEscalate:
         desk.edit(SAME, k=8, budget=4, strategy="repair", verify=False, on_low="escalate")
         assert sizes == [6, 10, 18]
 
+    def test_an_adaptive_k_grows_from_what_it_came_to(self, desk, judged, monkeypatch):
+        monkeypatch.setattr("kvfix.cost.ADAPTIVE_LEAST", 3)
+        monkeypatch.setattr("kvfix.cost.ADAPTIVE_SHARE", 0.01)
+        desk.build(TEXT)
+        sizes = judged(12, prefers_new=False)
+        report = desk.edit(SAME, k="adaptive", strategy="repair", verify=False, on_low="escalate")
+        assert sizes == [5, 8, 14]
+        assert report.to_json()["escalated_to"] == report.to_json()["k"] == 12
+
     def test_what_the_fresh_cache_gets_wrong_too_is_left(self, desk, judged):
         desk.build(TEXT)
         sizes = judged(99, prefers_new=False, mr=None, margin_fresh=-0.1)
