@@ -6,7 +6,10 @@ import importlib.util
 import re
 import shlex
 import shutil
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -33,10 +36,17 @@ def test_the_readme_example_runs(model, tmp_path, monkeypatch, capsys):
     assert re.match(r"re\w+ed ", capsys.readouterr().out)
 
 
+def example(name: str) -> ModuleType:
+    """A script in examples/, not run yet."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_the_handbook_study_runs(model, tmp_path, monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location("handbook_study", ROOT / "examples" / "handbook_study.py")
-    study = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(study)
+    study = example("handbook_study")
     engine = Engine.open(model)
     monkeypatch.setattr(study.Engine, "open", lambda: engine)
     monkeypatch.setattr(study, "PLACE", tmp_path)
@@ -47,6 +57,24 @@ def test_the_handbook_study_runs(model, tmp_path, monkeypatch, capsys):
     assert all(report["version"] == 2 for report in reports)
     assert "median MR" in shown
     assert "bytes written / bytes changed" in shown
+
+
+def test_the_debt_study_runs(model, tmp_path, monkeypatch, capsys):
+    study = example("debt_study")
+    engine = Engine.open(model)
+    monkeypatch.setattr(study.Engine, "open", lambda: engine)
+    monkeypatch.setattr(study, "PLACE", tmp_path)
+    monkeypatch.setattr(study, "ARMS", {"repaired": None, "refreshed": 3})
+    options = study.EditOptions(k=8, strategy="repair", verify=False, auto_probes=False)
+    records = [asdict(found) for found in study.study("policies/purchasing.md", options, 4, seed=0)]
+    assert [(r["arm"], r["edits_behind"]) for r in records if r["arm"] != "never repaired"] == [
+        ("repaired", 1), ("refreshed", 1), ("repaired", 2), ("refreshed", 2),
+        ("repaired", 3), ("refreshed", 0), ("repaired", 4), ("refreshed", 1),
+    ]  # fmt: skip
+    at_3 = {r["arm"]: r["kl_facts"] for r in records if r["step"] == 3}
+    assert at_3["refreshed"] < 1e-5 < at_3["repaired"] < at_3["never repaired"]
+    study.table(records)
+    assert "kl_neutral" in capsys.readouterr().out
 
 
 def scheduled() -> list[str]:
