@@ -90,13 +90,14 @@ def _figures(tried: Records) -> dict[str, Any]:
     measured = [r for r in tried if r["quality"]]
     probes = [probe for r in measured for probe in r["quality"]["probes"]]
     neutral = [r["quality"]["neutral"] for r in measured if r["quality"]["neutral"]]
-    timed = [r["speedup"] for r in worked if r["speedup"]]
+    timed = [r for r in worked if r["speedup"]]
     return {
         "num_edits": len(tried),
         "rows": _quantiles(rows),
         "share_of_suffix": metrics.mean(r["repaired_rows"] / r["tokens"]["suffix"] for r in worked),
         "suffix_per_row": _quantiles([r["tokens"]["suffix"] / r["repaired_rows"] for r in worked]),
         "all_per_row": _quantiles([r["tokens"]["new"] / r["repaired_rows"] for r in worked]),
+        "row_cost": metrics.median(map(_row_cost, timed)),
         "num_probes": len(probes),
         "mr_median": metrics.median(p["mr"] for p in probes),
         "mr_mean": metrics.mean(p["mr"] for p in probes),
@@ -108,9 +109,15 @@ def _figures(tried: Records) -> dict[str, Any]:
         "flip_rate_fresh": metrics.rate(p["flip_fresh"] for p in probes),
         "kl_touched": _kl(probes),
         "kl_neutral": _kl(neutral),
-        "speedup_full": _spread([t["compute_vs_full"] for t in timed]),
-        "speedup_suffix": _spread([t["compute_vs_suffix"] for t in timed]),
+        "speedup_full": _spread([r["speedup"]["compute_vs_full"] for r in timed]),
+        "speedup_suffix": _spread([r["speedup"]["compute_vs_suffix"] for r in timed]),
     }
+
+
+def _row_cost(record: dict[str, Any]) -> float:
+    """The time of a repaired row in that of a row of the suffix re-prefilled: what the cost model has to go by."""
+    ms = record["timing_ms"]
+    return ms["recompute"] / record["repaired_rows"] / (ms["suffix_prefill"] / record["tokens"]["suffix"])
 
 
 def _kl(questions: Records) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 
 import pytest
 
@@ -167,6 +168,12 @@ class TestSummary:
         neutral = arm["all"]["kl_neutral"]
         assert neutral["num"] + neutral["num_under_floor"] == 4
         assert arm["all"]["speedup_full"]["median"] > 0
+        mine = [r for r in records if (r["selector"], r["k"]) == (arm["selector"], arm["k"]) and r["speedup"]]
+        costs = [
+            r["timing_ms"]["recompute"] * r["tokens"]["suffix"] / r["timing_ms"]["suffix_prefill"] / r["repaired_rows"]
+            for r in mine
+        ]
+        assert arm["all"]["row_cost"] == pytest.approx(statistics.median(costs))
         assert arm["where_repair_is_chosen"]["num_edits"] == arm["chosen"]["repair"]
 
     def test_nothing_to_replay(self, engine, tmp_path):
