@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kvfix.core import ADAPTIVE
+from kvfix.core import ADAPTIVE, DEFAULT_SELECTOR
 from kvfix.errors import UsageError
 
 FILE_NAME = "kvfix.toml"
@@ -75,7 +75,7 @@ class Settings:
     device: str = _setting("auto", DEVICE)
     dtype: str = _setting("auto", _choice("auto", "float32", "bfloat16", "float16"))
     template: str = _setting("auto", TEXT)
-    selector: str = _setting("editlocal", TEXT)
+    selector: str = _setting(DEFAULT_SELECTOR, TEXT)
     k: int | str = _setting(32, ROWS)  # rows a span, or "adaptive"
     budget: int | None = _setting(None, _whole(0))
     seed: int = _setting(0, _whole(0))

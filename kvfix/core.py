@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 
+# recovers what the rows right behind an edit do, and what follows from it further on: examples/selector_study
+DEFAULT_SELECTOR = "linked"
 ADAPTIVE = "adaptive"  # instead of k: as many rows a span as the edit calls for
 
 # told what is going on, for whoever shows it

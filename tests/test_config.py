@@ -19,7 +19,7 @@ def write(directory, text):
 def test_defaults(tmp_path):
     settings = load_settings(start=tmp_path, environ={})
     assert settings == Settings()
-    assert (settings.store, settings.model, settings.selector, settings.k) == ("cache_store", None, "editlocal", 32)
+    assert (settings.store, settings.model, settings.selector, settings.k) == ("cache_store", None, "linked", 32)
     assert settings.include == ("*.md", "*.markdown", "*.txt", "*.rst")
     assert (settings.on_low, settings.strategy, settings.lock_timeout) == ("exact", "auto", 10.0)
 

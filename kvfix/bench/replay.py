@@ -15,7 +15,7 @@ from kvfix.bench.history import History, PastEdit
 from kvfix.bench.records import Records
 from kvfix.bench.replay_edit import REWRITTEN, Bench, TokenEdit, neutral_probe, plan_without_model
 from kvfix.bench.study import DIAGNOSTIC
-from kvfix.core import ADAPTIVE, Notify, RepairPlan
+from kvfix.core import ADAPTIVE, DEFAULT_SELECTOR, Notify, RepairPlan
 from kvfix.cost import cost, rows_a_span
 from kvfix.diff import diff_tokens
 from kvfix.errors import UsageError
@@ -38,7 +38,7 @@ def key_of(record: dict[str, Any]) -> tuple:
 class ReplayOptions:
     """Which repairs to try on how many edits. Raises `UsageError` for values that make no sense."""
 
-    selectors: tuple[str, ...] = ("editlocal",)
+    selectors: tuple[str, ...] = (DEFAULT_SELECTOR,)
     ks: tuple[int | str, ...] = (32,)  # rows a span, or "adaptive"
     max_edits: int = 60
     max_tokens: int = 4096  # of a document

@@ -21,6 +21,7 @@ from kvfix.cli.options import (
 )
 from kvfix.cli.replay_tables import said
 from kvfix.cli.verb import Run, verb
+from kvfix.core import DEFAULT_SELECTOR
 from kvfix.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ SHARED = {"seed": PLANNING["seed"], "include": WALKING["include"]}
 def replay(
     run: Run,
     git: Git,
-    selectors: Tried = "editlocal",
+    selectors: Tried = DEFAULT_SELECTOR,
     k: Budgets = "32",
     max_edits: MaxEdits = 60,
     max_tokens: MaxTokens = 4096,

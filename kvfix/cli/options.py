@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from kvfix.config import ON_LOW, STRATEGIES, Settings
+from kvfix.core import DEFAULT_SELECTOR
 from kvfix.errors import UsageError
 
 REPAIR = "What to recompute"
@@ -271,7 +272,9 @@ ItemContext = Annotated[
 ItemSeed = Annotated[int, option("--item-seed", "Of what is drawn.", ITEMS, default=0, metavar="N", least=0)]
 
 Git = Annotated[Path, option("--git", "A git repository, or a directory in one.", BENCH, metavar="DIR")]
-Tried = Annotated[str, option("--selectors", "Ways of choosing rows.", BENCH, default="editlocal", metavar="NAME,...")]
+Tried = Annotated[
+    str, option("--selectors", "Ways of choosing rows.", BENCH, default=DEFAULT_SELECTOR, metavar="NAME,...")
+]
 Budgets = Annotated[
     str, option("--k", "Rows per edited span, or adaptive.", BENCH, default="32", metavar="ROWS|adaptive,...")
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvfix.config import ON_LOW, STRATEGIES
-from kvfix.core import ADAPTIVE, Document, RepairPlan, TokenDiff
+from kvfix.core import ADAPTIVE, DEFAULT_SELECTOR, Document, RepairPlan, TokenDiff
 from kvfix.cost import Cost, cost, rows_a_span
 from kvfix.diff import diff_tokens, span_texts
 from kvfix.errors import ModelMismatchError, UsageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class EditOptions:
     """How to repair and what to measure. Raises `UsageError` for values that make no sense."""
 
-    selector: str = "editlocal"
+    selector: str = DEFAULT_SELECTOR
     k: int | str = 32  # rows per span, or "adaptive"
     budget: int | None = None  # cap on the rows of the whole edit, spans not counted
     seed: int = 0

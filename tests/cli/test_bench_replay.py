@@ -42,7 +42,7 @@ def test_json_lines_and_going_on(kvfix, repo, model, tmp_path):
 def test_tables(kvfix, repo, model):
     result = kvfix("bench", "replay", "--git", repo.folder, "--model", model)
     assert (result.code, result.out) == (0, "")
-    for part in ("2 past edits, 3 of 3 commits read", "50% keep it, 50% grow", "editlocal", "KL neutral", "1 binary"):
+    for part in ("2 past edits, 3 of 3 commits read", "50% keep it, 50% grow", "linked", "KL neutral", "1 binary"):
         assert part in result.err
 
 

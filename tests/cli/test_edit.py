@@ -38,7 +38,7 @@ def test_json(changed, at):
         "repaired",
         2,
     )
-    assert (body["selector"], body["k"], body["length_preserving"]) == ("editlocal", 8, True)
+    assert (body["selector"], body["k"], body["length_preserving"]) == ("linked", 8, True)
     [span] = body["spans"]
     assert (span["old_text"], span["new_text"]) == ("30", "45")
     assert body["tokens"]["recomputed"] == body["tokens"]["span"] + 8

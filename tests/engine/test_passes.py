@@ -77,6 +77,15 @@ class TestRecompute:
         gated(name).recompute(cache, np.array([5, 6, 7, 50, 90, 91, 149]))
         assert deviation(cache, stale) <= CACHE
 
+    def test_a_second_pass_over_the_same_rows_changes_nothing(self, gated, name, stale):
+        """Each layer attends to fresh rows of its own layer already: two passes pay only where they take other rows."""
+        cache, positions = copy_of(stale), np.array([5, 6, 7, 50, 90, 91, 149])
+        cache.token_ids[[5, 6]] = [8, 9]
+        gated(name).recompute(cache, positions)
+        once = copy_of(cache)
+        gated(name).recompute(cache, positions)
+        assert same_bits(cache, once)
+
     def test_everything_gives_a_fresh_prefill(self, gated, name, stale):
         cache = copy_of(stale)
         cache.token_ids = ids_of(150, 3)
