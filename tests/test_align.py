@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kvfix.align import allocate, gather, turn
 from kvfix.core import KVCache, LayerRotation, RowMap
-from kvfix.ops import rotate_keys
 from kvfix.ops.rotate_keys.naive import rotate_keys_naive
+from kvfix.ops.rotate_keys.runs import turn_run
 from tests.tolerances import ROTATION
 
 LAYERS, HEADS, DIM = 3, 2, 8
@@ -140,7 +140,7 @@ def test_fifty_moves_by_one_are_one_move_by_fifty():
     # turned each time, they would be others
     often = segments[0].keys[0].clone()
     for _ in range(50):
-        rotate_keys(often, 1, torch.tensor(FREQUENCIES))
+        turn_run(often, 1, torch.tensor(FREQUENCIES))
     assert not torch.equal(often, one.keys[0, :, 50:])
 
 
