@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -91,7 +92,7 @@ def attention(
     this, layer = _current.get(), int(module.layer_idx)  # type: ignore[arg-type]
     this.attended[layer] = sliding_window
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rules = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
+    rules: dict[str, Any] = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     # contiguous, as transformers' own functions leave it: some models take a view of it
     return this.attend(query[0], this.pack, layer, **rules).contiguous()[None], None
 

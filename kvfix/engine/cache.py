@@ -42,9 +42,7 @@ class Rows:
     def part(self) -> Part:
         """Their share of a pass: they see every slot up to their last one."""
         positions, slots = (torch.from_numpy(np.ascontiguousarray(a)) for a in (self.positions, self.slots))
-        return Part(
-            self.cache.keys, self.cache.values, positions, int(self.slots[-1]) + 1, slots, self.key_positions
-        )
+        return Part(self.cache.keys, self.cache.values, positions, int(self.slots[-1]) + 1, slots, self.key_positions)
 
     def written(self, layer: int) -> None:
         """Told when the rows of a layer stand in their slots."""

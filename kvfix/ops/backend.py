@@ -46,8 +46,8 @@ def dispatch(
     except Exception as error:  # whatever a compiler or a driver raises
         _failed.add(op)
         warnings.warn(
-            f"the {op} kernel failed ({type(error).__name__}: {first_line(error)}); PyTorch takes its place, more slowly. "
-            "KVFIX_OPS=torch says so from the start",
+            f"the {op} kernel failed ({type(error).__name__}: {first_line(error)}); PyTorch takes its place, "
+            "more slowly. KVFIX_OPS=torch says so from the start",
             RuntimeWarning,
             stacklevel=3,
         )

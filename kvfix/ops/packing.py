@@ -64,7 +64,9 @@ class Pack:
                     raise ValueError("keys and values of one call differ in dtype, device or innermost stride")
                 if (mine.shape[1], mine.shape[3]) != (like.shape[1], like.shape[3]):
                     raise ValueError("keys and values of one call differ in heads or dims")
-        parts = torch.repeat_interleave(torch.arange(len(self.parts)), torch.tensor([len(p.positions) for p in self.parts]))
+        parts = torch.repeat_interleave(
+            torch.arange(len(self.parts)), torch.tensor([len(p.positions) for p in self.parts])
+        )
         slots = torch.cat([torch.full_like(p.positions, -1) if p.slots is None else p.slots for p in self.parts])
         key_positions = self._key_positions().to(device)
         documents = torch.tensor(self._documents(key_positions))
@@ -91,7 +93,7 @@ class Pack:
         return _near(torch.cat(given), FAR)
 
     def _documents(self, key_positions: torch.Tensor) -> list[list[int]]:
-        """A row a part: addresses of keys and values, their layer, head and row strides, where its key positions start."""
+        """A row a part: addresses of keys and values, their layer, head and row strides, start of its key positions."""
         starts = accumulate((p.num_seen for p in self.parts), initial=0)
         return [
             [p.keys.data_ptr(), p.values.data_ptr(), *p.keys.stride()[:3], *p.values.stride()[:3], start]

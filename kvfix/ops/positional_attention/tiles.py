@@ -34,14 +34,17 @@ def choose_tiling(num_cells: int, dim: int, element_size: int, num_processors: i
     """Tiles for parts of at most `num_cells` cells (rows x heads of a group), `dim` the larger of key and value dim.
 
     Tensor cores take 64 rows at a time; a part of up to 192 cells wastes less of them in tiles of 64 than of 128. In
-    fp32 there are no tensor cores and registers are short.
+    fp32 there are none, and larger tiles than these do not fit the registers.
     """
+    num_programs = 2 * num_processors
     if element_size == 4:
-        return Tiling(16 if num_cells <= 16 or dim > 128 else 32, 32, 4, 2, 2 * num_processors)
+        small = num_cells <= 16 or dim > 128
+        return Tiling(16 if small else 32, 32 if small else 16, 8, 2, num_programs)
     most = 128 if num_cells > 192 and dim <= 128 else 64
     block_rows = next(size for size in (16, 32, 64, 128) if size >= min(num_cells, most))
-    num_warps = 8 if block_rows == 128 or dim > 128 else 4
-    return Tiling(block_rows, 64 if dim <= 128 else 32, num_warps, 3 if dim <= 128 else 2, 2 * num_processors)
+    if dim > 128:
+        return Tiling(block_rows, 32, 8, 2, num_programs)
+    return Tiling(block_rows, 64, 8 if block_rows == 128 else 4, 3, num_programs)
 
 
 def share_out(pack: Pack, groups: int, num_heads: int, window: int | None, tiling: Tiling) -> Work:

@@ -1,4 +1,4 @@
-"""Turns post-RoPE keys from the position they were computed at to another one, on their way from another tensor or in place."""
+"""Turns post-RoPE keys from the position they were computed at to another one, in place or as they are gathered."""
 
 from __future__ import annotations
 

@@ -8,9 +8,7 @@ from kvfix.ops.packing import Pack
 
 
 @triton.jit
-def _copy_row(
-    source, source_head, source_step, target, target_head, target_step, live, dims, DIM: tl.constexpr
-):
+def _copy_row(source, source_head, source_step, target, target_head, target_step, live, dims, DIM: tl.constexpr):
     """One row of all heads: `[BLOCK_HEADS, BLOCK_DIM]`."""
     heads = tl.arange(0, live.shape[0]).to(tl.int64)[:, None]
     mask = live[:, None] & (dims < DIM)[None]
