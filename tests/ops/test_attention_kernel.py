@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvfix.ops import Pack, Part, packed_attention, positional_attention
@@ -106,7 +106,7 @@ TABLE = [
     Case(documents, dtype, *dims, groups, **rules, strided=(number // 8) % 2 == 1)
     for number, (documents, dtype, dims, groups, rules) in enumerate(product(DOCUMENTS, DTYPES, DIMS, GROUPS, RULES))
 ]
-SLICE = random.Random(3).sample(TABLE, 32)
+SLICE = random.Random(8).sample(TABLE, 24)
 
 
 @pytest.mark.parametrize("case", TABLE if LONG else SLICE, ids=str)
@@ -121,13 +121,14 @@ def test_the_slice_has_every_value_of_the_table():
         assert {case.strided for case in SLICE if case.dtype == dtype} == {False, True}
 
 
+# one run of keys a tile; many; more cells than a document has; runs that end where others go on
 TILINGS = [Tiling(16, 16, 4, 2, 1), Tiling(16, 16, 4, 2, 64), Tiling(64, 32, 4, 2, 64), Tiling(32, 64, 4, 2, 6)]
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize(
     "case",
-    slice_of([Case(((11, 100), (3, 70)), groups=3, dim=16, **rules) for rules in RULES], 3),
+    slice_of([Case(((11, 90), (3, 70)), groups=2, dim=16, **rules) for rules in RULES], 3),
     ids=str,
 )
 def test_does_not_depend_on_how_the_work_is_cut(case, tiling):
@@ -198,6 +199,7 @@ def packs(draw: st.DrawFn) -> Pack:
     return Pack(parts)
 
 
+@settings(max_examples=50)
 @given(
     packs(),
     st.integers(1, 5),
