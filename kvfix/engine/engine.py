@@ -75,6 +75,17 @@ class Engine:
         engine.dtype = load.resolve_dtype(dtype, config.get_text_config())
         return engine
 
+    @classmethod
+    def of_model(cls, model: Any, tokenizer: Any, name: str = "a model in memory") -> Engine:
+        """An engine of a causal model that is in memory already; the model asks kvfix for attention from then on.
+
+        It has no key: what it computes can be compared and timed, not stored.
+        """
+        engine = cls(name, None, model.config, tokenizer, "plain")
+        engine.device, engine.dtype = model.device, model.dtype
+        engine.__dict__["_loaded"] = (model, load.adopt(model.eval().requires_grad_(False)))
+        return engine
+
     # ---- identity
 
     @cached_property

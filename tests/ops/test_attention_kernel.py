@@ -50,7 +50,7 @@ class Case:
         clean = [part._replace(keys=part.keys.nan_to_num(), values=part.values.nan_to_num()) for part in parts]
         query = query.to(DEVICE, self.dtype)
         if self.strided:
-            query = query.transpose(0, 1).contiguous().transpose(0, 1)
+            query = query.permute(2, 1, 0).contiguous().permute(2, 1, 0)
         return query, Pack(parts), Pack(clean)
 
     def _part(self, rows: int, keys: int, generator: torch.Generator) -> Part:
@@ -61,15 +61,17 @@ class Case:
         if self.tried:  # a third of the slots before belongs to others
             hidden = torch.arange(keys - rows) % 3 == 1
             seen[: keys - rows][hidden] = NEVER
-        tensors = [self._cache(keys, dim, seen, generator) for dim in (self.dim, self.value_dim or self.dim)]
+        dims = (self.dim, self.dim + 3), (self.value_dim or self.dim, 2 * (self.value_dim or self.dim))
+        tensors = [self._cache(keys, dim, wide if self.strided else dim, seen, generator) for dim, wide in dims]
         return Part(*tensors, places, keys, places, seen if self.tried else None)
 
-    def _cache(self, keys: int, dim: int, seen: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        extra = 3 if self.strided else 0
-        cache = torch.full((LAYERS, HEADS, keys + 9, dim + extra), torch.nan)
-        cache[LAYER, :, :keys, :dim] = torch.randn(HEADS, keys, dim, generator=generator)
+    def _cache(self, keys: int, dim: int, wide: int, seen: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Rows `wide` numbers apart, of which `dim` count: the first, or every other one."""
+        own = slice(None, None, 2) if wide == 2 * dim else slice(dim)
+        cache = torch.full((LAYERS, HEADS, keys + 9, wide), torch.nan)
+        cache[LAYER, :, :keys, own] = torch.randn(HEADS, keys, dim, generator=generator)
         cache[LAYER, :, :keys][:, seen == NEVER] = torch.nan
-        return cache.to(DEVICE, self.dtype)[..., :dim]
+        return cache.to(DEVICE, self.dtype)[..., own]
 
 
 def assert_near(out: torch.Tensor, expected: torch.Tensor) -> None:
