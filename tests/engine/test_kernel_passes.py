@@ -18,8 +18,8 @@ from tests.tolerances import CACHE, EVIDENCE, NATS
 
 pytestmark = pytest.mark.skipif(DEVICE == "cuda", reason="the models of these tests lie on the CPU")
 
-# softcaps and windows of each layer's own; attention sinks; pairs turned interleaved in half of a head
-MODELS = ["gemma2", "gpt-oss", *(["glm-interleaved"] if LONG else [])]
+# softcaps and windows of each layer's own; then attention sinks, and pairs turned interleaved in half of a head
+MODELS = ["gemma2", *(["gpt-oss", "glm-interleaved"] if LONG else [])]
 
 
 @dataclass

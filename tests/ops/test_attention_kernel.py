@@ -130,7 +130,7 @@ TILINGS = [Tiling(16, 16, 4, 2, 1), Tiling(16, 16, 4, 2, 64), Tiling(64, 32, 4, 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize(
     "case",
-    slice_of([Case(((11, 90), (3, 70)), groups=2, dim=16, **rules) for rules in RULES], 3),
+    slice_of([Case(((11, 90), (3, 70)), groups=2, dim=16, **rules) for rules in RULES], 4),
     ids=str,
 )
 def test_does_not_depend_on_how_the_work_is_cut(case, tiling):
