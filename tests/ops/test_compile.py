@@ -112,7 +112,7 @@ def test_attention_compiles(tmp_path):
     """Tensor cores for tiles of 64 rows and more in half precision; asynchronous copies of whole 16 bytes."""
     found = lines_of(ATTENTION, tmp_path)
     assert len(found) == 30
-    for name, dtype, shared, unspilled, tensor, copies in found:
+    for name, dtype, shared, unspilled, _, copies in found:
         assert int(unspilled) >= 1, (name, dtype)
         assert int(shared) <= 227 * 1024
         if name == "_attend":
