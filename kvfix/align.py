@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from kvfix.core import KVCache, LayerRotation, RowMap
+    from kvfix.core import KVCache, LayerRotation, RowMap, Run
 
 
 ALL_LAYERS = slice(None)
@@ -55,13 +55,17 @@ def gather(
     Rows that are stored nowhere become zero.
     """
     for run in rows.runs(start, end):
-        new, old = slice(run.start, run.end), slice(run.row, run.row + run.end - run.start)
-        if run.segment < 0:
-            cache.keys[layers, :, new] = 0
-            cache.values[layers, :, new] = 0
-            continue
-        cache.keys[layers, :, new].copy_(segments[run.segment].keys[layers, :, old])
-        cache.values[layers, :, new].copy_(segments[run.segment].values[layers, :, old])
+        _copy(cache, "keys", run, segments, layers)
+        _copy(cache, "values", run, segments, layers)
+
+
+def _copy(cache: KVCache, part: str, run: Run, segments: Sequence[Rows], layers: slice = ALL_LAYERS) -> None:
+    """A run's keys or values as they are stored, in place; zero where they are stored nowhere."""
+    target = getattr(cache, part)[layers, :, run.start : run.end]
+    if run.segment < 0:
+        target.zero_()
+        return
+    target.copy_(getattr(segments[run.segment], part)[layers, :, run.row : run.row + run.end - run.start])
 
 
 def folded(rows: RowMap, segments: Sequence[Rows], token_ids: np.ndarray) -> KVCache:
@@ -80,10 +84,29 @@ def aligned(
     rotations: Sequence[LayerRotation] | None,
 ) -> KVCache:
     """All rows in one new cache, moved keys turned to their place; rows that are stored nowhere are zero."""
+    import numpy as np
+
+    from kvfix.ops import rotate_keys
+
     cache = allocate(segments[0], rows, token_ids, room, device)
-    gather(cache, rows, segments)
-    turn(cache, rows, rotations)
+    runs = list(rows.runs())
+    if rotations is None or not _moved(runs):
+        gather(cache, rows, segments)
+        turn(cache, rows, rotations)
+        return cache
+    for run in runs:
+        _copy(cache, "values", run, segments)
+        if run.segment < 0:
+            _copy(cache, "keys", run, segments)
+    for number, segment in enumerate(segments):
+        # keys are turned on their way, so that no row is written twice
+        rotate_keys(cache.keys, [run for run in runs if run.segment == number], rotations, source=segment.keys)
+    cache.origin = np.arange(len(rows))
     return cache
+
+
+def _moved(runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run.delta != 0 and run.segment >= 0]
 
 
 def values_at(rows: RowMap, segments: Sequence[Rows], positions: np.ndarray, layer: int) -> torch.Tensor:
@@ -109,20 +132,15 @@ def turn(
     `ValueError` if a row moved.
     """
     import numpy as np
-    import torch
 
     from kvfix.ops import rotate_keys
 
-    moved = [run for run in rows.runs(start, end) if run.delta != 0 and run.segment >= 0]
+    moved = _moved(rows.runs(start, end))
     if not moved:
         return
     if rotations is None:
         raise ValueError("keys have moved, but this model's keys do not simply turn with position")
-    for layer in range(*layers.indices(cache.num_layers)):
-        inv_freq = torch.tensor(rotations[layer].inv_freq, dtype=torch.float32)
-        for run in moved:
-            keys = cache.keys[layer, :, run.start : run.end]
-            rotate_keys(keys, run.delta, inv_freq, rotations[layer].interleaved)
+    rotate_keys(cache.keys[layers], moved, rotations[layers])
     if layers.indices(cache.num_layers)[1] == cache.num_layers:
         for run in moved:
             cache.origin[run.start : run.end] = np.arange(run.start, run.end)

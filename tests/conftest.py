@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # passes over tiny models are short: threads that wait for one another cost more than they bring
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# read when Triton is first imported: without a GPU its kernels are interpreted
+os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
+
 settings.register_profile("kvfix", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("kvfix")
 

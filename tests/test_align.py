@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvfix import align
 from kvfix.align import allocate, gather, turn, values_at
 from kvfix.core import KVCache, LayerRotation, RowMap
-from kvfix.ops import rotate_keys
 from kvfix.ops.rotate_keys.naive import rotate_keys_naive
+from kvfix.ops.rotate_keys.runs import turn_run
 from tests.tolerances import ROTATION
 
 LAYERS, HEADS, DIM = 3, 2, 8
@@ -140,8 +141,22 @@ def test_fifty_moves_by_one_are_one_move_by_fifty():
     # turned each time, they would be others
     often = segments[0].keys[0].clone()
     for _ in range(50):
-        rotate_keys(often, 1, torch.tensor(FREQUENCIES))
+        turn_run(often, 1, torch.tensor(FREQUENCIES))
     assert not torch.equal(often, one.keys[0, :, 50:])
+
+
+@pytest.mark.parametrize("room", [0, 7])
+def test_at_once_is_bit_for_bit_what_gathering_and_turning_give(room):
+    """Several segments, moves both ways, rows that are stored nowhere; and keys that stay, with and without turns."""
+    segments = [segment_of(20), segment_of(5, 1)]
+    stored = RowMap.of_base(np.arange(20)).overlaid(np.array([3, 4, 9, 15, 16]), 1)
+    for source in (np.r_[0:6, -1, -1, -1, 6:12, 15:20], np.arange(20), np.r_[-1, np.arange(20)]):
+        rows = stored.realigned(source)
+        expected = aligned(rows, segments, room)
+        found = align.aligned(rows, segments, np.arange(len(rows)), room, "cpu", ROTATIONS)
+        assert torch.equal(found.keys, expected.keys)
+        assert torch.equal(found.values, expected.values)
+        assert np.array_equal(found.origin, expected.origin)
 
 
 def test_there_and_back_is_no_move():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -15,6 +17,7 @@ import pytest
 
 from kvfix import Engine, KVFix
 from kvfix.cli.app import main
+from kvfix.ops.backend import interpreted
 from tests.zoo import save_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +78,48 @@ def test_the_debt_study_runs(model, tmp_path, monkeypatch, capsys):
     assert at_3["refreshed"] < 1e-5 < at_3["repaired"] < at_3["never repaired"]
     study.table(records)
     assert "kl_neutral" in capsys.readouterr().out
+
+
+def test_the_gpu_check_runs_without_a_gpu(monkeypatch, capsys):
+    """As small as can be, kernels interpreted: every comparison and every figure is there."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    check = importlib.import_module("gpu_check")
+    if not interpreted():
+        pytest.skip("with a GPU the script itself is the test")
+    assert check.main(["--tiny"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["equal"]
+    assert len(report["checks"]) >= 20
+    assert all(entry["ok"] and entry["error"] <= entry["allowed"] for entry in report["checks"])
+    assert report["figures"]["ops"]["positional_attention"][0]["chosen"]
+    (repair,) = report["figures"]["repairs"]
+    assert repair["recomputed"] == 7
+    assert repair["speedup_full"]["median"] > 0
+    assert report["figures"]["packed"]["documents"] == 2
+    assert "(chosen)" in err
+    assert "tiny" in err
+
+
+def test_the_gpu_check_times_nothing_that_is_not_equal(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    check, equality = importlib.import_module("gpu_check"), importlib.import_module("gpu_equality")
+
+    def one_fails(scale, found):
+        found.compare("a kernel", 1e-6, lambda: float("nan"))
+        found.compare("another", 1e-6, lambda: 0.0)
+
+    monkeypatch.setattr(equality, "check_ops", one_fails)
+    monkeypatch.setattr(equality, "check_passes", lambda scale, found: None)
+    assert check.main(["--tiny"]) == 1
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert (report["equal"], report["figures"]) == (False, {})
+    assert "not equal, and what depends on it not timed: a kernel" in err
+    assert (
+        list(check.table({"repairs": [{"model": "m", "context": 40, "equal": False}], "packed": {"equal": False}}))
+        == []
+    )
 
 
 def scheduled() -> list[str]:

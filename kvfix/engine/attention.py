@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
 from kvfix.engine.cache import Rows
 from kvfix.errors import UnsupportedModelError
-from kvfix.ops import positional_attention
+from kvfix.ops import Pack, packed_attention
 
 NAME = "kvfix"
 
@@ -46,7 +48,12 @@ class Pass:
 
     groups: list[Rows]
     attended: dict[int, int | None] = field(default_factory=dict)  # layer → window
-    attend = staticmethod(positional_attention)
+    attend = staticmethod(packed_attention)
+
+    @cached_property
+    def pack(self) -> Pack:
+        """The rows as the ops take them."""
+        return Pack([rows.part for rows in self.groups])
 
 
 _current: ContextVar[Pass] = ContextVar("kvfix_pass")
@@ -85,26 +92,9 @@ def attention(
     this, layer = _current.get(), int(module.layer_idx)  # type: ignore[arg-type]
     this.attended[layer] = sliding_window
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    outputs, start = [], 0
-    for rows in this.groups:
-        end = start + len(rows)
-        keys, values = rows.seen(layer)
-        outputs.append(
-            this.attend(
-                query[0, :, start:end],
-                keys,
-                values,
-                rows.host_positions,
-                scaling=scaling,
-                window=sliding_window,
-                softcap=softcap,
-                sinks=s_aux,
-                key_positions=rows.key_positions,
-            )
-        )
-        start = end
+    rules: dict[str, Any] = {"scaling": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     # contiguous, as transformers' own functions leave it: some models take a view of it
-    return (outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs))[None], None
+    return this.attend(query[0], this.pack, layer, **rules).contiguous()[None], None
 
 
 def refuse_unknown(kwargs: dict[str, object]) -> None:

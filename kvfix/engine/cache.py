@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 
 from kvfix.core import KVCache
+from kvfix.ops import Pack, Part, scatter_kv
 
 # the position of a key that no row sees
 NEVER = np.iinfo(np.int64).max
@@ -28,11 +29,6 @@ class Rows:
     slots: np.ndarray  # [M] int64, ascending
     key_positions: torch.Tensor | None = None  # [slots seen] int64; None: slot i stands at position i
 
-    def __post_init__(self) -> None:
-        self.num_seen = int(self.slots[-1]) + 1
-        self.contiguous = self.num_seen - int(self.slots[0]) == len(self.slots)
-        self.host_positions = torch.from_numpy(np.ascontiguousarray(self.positions))
-
     @classmethod
     def at(cls, cache: KVCache, positions: np.ndarray) -> Rows:
         """Rows of the document itself, at their own positions."""
@@ -42,25 +38,22 @@ class Rows:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write `[H, M, D]` rows into one layer, in place."""
-        for target, fresh in ((self.cache.keys[layer], keys), (self.cache.values[layer], values)):
-            if self.contiguous:
-                target[:, int(self.slots[0]) : self.num_seen].copy_(fresh)
-            else:
-                target.index_copy_(1, torch.from_numpy(self.slots).to(target.device), fresh)
+    @property
+    def part(self) -> Part:
+        """Their share of a pass: they see every slot up to their last one."""
+        positions, slots = (torch.from_numpy(np.ascontiguousarray(a)) for a in (self.positions, self.slots))
+        return Part(self.cache.keys, self.cache.values, positions, int(self.slots[-1]) + 1, slots, self.key_positions)
 
-    def seen(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's keys and values up to the last written slot: `[H, num_seen, D]` views."""
-        return self.cache.keys[layer, :, : self.num_seen], self.cache.values[layer, :, : self.num_seen]
+    def written(self, layer: int) -> None:
+        """Told when the rows of a layer stand in their slots."""
 
 
 class PassCache(Cache):
     """What the model sees as its cache during one pass; the attention function reads the rows elsewhere."""
 
-    def __init__(self, groups: list[Rows]) -> None:
+    def __init__(self, groups: list[Rows], pack: Pack) -> None:
         super().__init__(layers=[])
-        self.groups = groups
+        self.groups, self.pack = groups, pack
         self.updated: list[int] = []
 
     def update(
@@ -68,11 +61,9 @@ class PassCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the pass's rows `[1, H, M, D]` into their caches."""
         self.updated.append(layer_idx)
-        start = 0
+        scatter_kv(self.pack, layer_idx, key_states, value_states)
         for rows in self.groups:
-            end = start + len(rows)
-            rows.write(layer_idx, key_states[0, :, start:end], value_states[0, :, start:end])
-            start = end
+            rows.written(layer_idx)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0, *args: object, **kwargs: object) -> int:

@@ -75,6 +75,17 @@ class Engine:
         engine.dtype = load.resolve_dtype(dtype, config.get_text_config())
         return engine
 
+    @classmethod
+    def of_model(cls, model: Any, tokenizer: Any, name: str = "a model in memory") -> Engine:
+        """An engine of a causal model that is in memory already; the model asks kvfix for attention from then on.
+
+        It has no key: what it computes can be compared and timed, not stored.
+        """
+        engine = cls(name, None, model.config, tokenizer, "plain")
+        engine.device, engine.dtype = model.device, model.dtype
+        engine.__dict__["_loaded"] = (model, load.adopt(model.eval().requires_grad_(False)))
+        return engine
+
     # ---- identity
 
     @cached_property
@@ -262,7 +273,7 @@ class Engine:
     @torch.inference_mode()
     def run_pass(self, this: Pass) -> list[int]:
         """`compute` for a given pass; returns the layers that stored rows, in order."""
-        inputs, cache = self._inputs(this.groups)
+        inputs, cache = self._inputs(this)
         with running(this):
             self._decoder(**inputs)
         return cache.updated
@@ -270,14 +281,15 @@ class Engine:
     @torch.inference_mode()
     def logits(self, groups: list[Rows], rows: list[int]) -> torch.Tensor:
         """One pass, and logits `[len(rows), V]` of these rows (counted through all groups)."""
-        inputs, _ = self._inputs(groups)
-        with running(Pass(groups)):
+        this = Pass(groups)
+        inputs, _ = self._inputs(this)
+        with running(this):
             return self.model(**inputs, logits_to_keep=torch.tensor(rows, device=self.device)).logits[0]
 
-    def _inputs(self, groups: list[Rows]) -> tuple[dict[str, Any], PassCache]:
-        ids = np.concatenate([rows.token_ids for rows in groups])
-        positions = np.concatenate([rows.positions for rows in groups])
-        cache = PassCache(groups)
+    def _inputs(self, this: Pass) -> tuple[dict[str, Any], PassCache]:
+        ids = np.concatenate([rows.token_ids for rows in this.groups])
+        positions = np.concatenate([rows.positions for rows in this.groups])
+        cache = PassCache(this.groups, this.pack)
         inputs = {
             "input_ids": torch.from_numpy(ids)[None].to(self.device),
             "position_ids": torch.from_numpy(positions)[None].to(self.device),

@@ -16,7 +16,7 @@ from kvfix.engine.attention import Pass
 from kvfix.engine.cache import NEVER, Rows
 from kvfix.engine.engine import CHUNK_ROWS
 from kvfix.errors import DocumentError, UsageError
-from kvfix.ops import positional_attention
+from kvfix.ops import Pack, kv_deviation, packed_attention
 
 if TYPE_CHECKING:
     from kvfix.engine.engine import Engine
@@ -90,11 +90,9 @@ class StaleEvidence:
             raise UsageError(f"no deviation of {of!r} at layer {layer}; there are {known}")
         first = self.diff.first
         fresh = self._lower_layers(layer, np.arange(first, len(self.cache)))
-        squares = torch.zeros(len(self.cache), device=self.engine.device)
-        for part in PARTS[of]:
-            computed, stale = (getattr(c, part)[layer, :, first : len(c)].float() for c in (fresh, self.cache))
-            squares[first:] += (computed - stale).square_().sum((0, 2))
-        found = squares.cpu().numpy()
+        found = np.zeros(len(self.cache), np.float32)
+        states = [[getattr(c, part)[layer, :, first : len(c)] for c in (fresh, self.cache)] for part in PARTS[of]]
+        found[first:] = kv_deviation([(computed, stale) for computed, stale in states]).cpu().numpy()
         found[self.missing] = 0
         if layer == 0:
             found[self.diff.source == np.arange(len(found))] = 0
@@ -149,8 +147,7 @@ class _EnoughError(Exception):
 class LowerRows(Rows):
     """The rows of a cache that holds a model's lower layers only: writing the last of them ends the pass."""
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().write(layer, keys, values)
+    def written(self, layer: int) -> None:
         if layer == self.cache.num_layers - 1:
             raise _EnoughError
 
@@ -162,17 +159,17 @@ class AttentionPass(Pass):
     total: torch.Tensor = field(kw_only=True)  # [N] fp32, added to in place
     num_softmaxes: int = 0  # layers · heads · query tokens so far
 
-    def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, **rules: Any
-    ) -> torch.Tensor:
-        """`positional_attention`; what it gives is not changed by the adding up."""
-        at = rules["key_positions"][: len(self.total)]
-        visible = at[None] <= positions[:, None]
+    def attend(self, query: torch.Tensor, pack: Pack, layer: int, **rules: Any) -> torch.Tensor:
+        """`packed_attention`; what it gives is not changed by the adding up."""
+        (part,) = pack.parts
+        assert part.key_positions is not None
+        at, positions = part.key_positions[None, : len(self.total)], part.positions[:, None]
+        visible = at <= positions
         if rules["window"] is not None:
-            visible &= at[None] > positions[:, None] - rules["window"]
-        self.total += attention_received(query, keys, visible, rules["scaling"], rules["softcap"])
+            visible &= at > positions - rules["window"]
+        self.total += attention_received(query, part.seen(layer)[0], visible, rules["scaling"], rules["softcap"])
         self.num_softmaxes += query.shape[0] * query.shape[1]
-        return positional_attention(query, keys, values, positions, **rules)
+        return packed_attention(query, pack, layer, **rules)
 
 
 def attention_received(

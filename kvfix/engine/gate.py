@@ -20,7 +20,7 @@ from kvfix.engine.engine import Engine
 from kvfix.engine.refusals import refuse_by_config, refuse_by_trace
 from kvfix.engine.rotation import find_rotations
 from kvfix.errors import UnsupportedModelError, first_line
-from kvfix.ops.positional_attention.naive import positional_attention_naive
+from kvfix.ops.positional_attention.naive import packed_attention_naive
 
 TEXT = """The harbour office keeps one ledger for every berth. Vessels under twelve metres pay by the day, larger ones
 by the week, and the fee is doubled in August. When a skipper leaves early, the clerk writes the date in the third
@@ -215,7 +215,7 @@ def _naively_repaired(engine: Engine, stale: KVCache, ids: np.ndarray, positions
     cache = _copy(stale)
     cache.token_ids = ids
     this = Pass([Rows.at(cache, positions)])
-    this.attend = positional_attention_naive
+    this.attend = packed_attention_naive
     engine.run_pass(this)
     return cache
 

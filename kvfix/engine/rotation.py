@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvfix.core import KVCache, LayerRotation
+from kvfix.core import KVCache, LayerRotation, Run
 from kvfix.engine.cache import Rows
 from kvfix.engine.engine import Engine
 from kvfix.ops import rotate_keys
@@ -82,7 +82,7 @@ def _misfit(here: KVCache, moved: KVCache, layer: int, rotation: LayerRotation) 
     keys, target = here.layer(layer)[0].float().clone(), moved.layer(layer)[0].float()
     if 2 * len(rotation.inv_freq) > keys.shape[-1]:
         return float("inf")
-    rotate_keys(keys, SHIFT, torch.tensor(rotation.inv_freq), rotation.interleaved)
+    rotate_keys(keys[None], [Run(0, keys.shape[1], 0, 0, SHIFT)], [rotation])
     return float((keys - target).abs().max()) / max(1.0, float(target.abs().max()))
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kvfix.ops import rotate_keys
 from kvfix.ops.rotate_keys.naive import rotate_keys_naive
+from kvfix.ops.rotate_keys.runs import turn_run
 from tests.tolerances import ROTATION
 
 DTYPES = list(ROTATION)
@@ -19,9 +19,9 @@ def keys_of(num_rows: int, dim: int, dtype: torch.dtype = torch.float32, seed: i
 
 
 def turned(keys: torch.Tensor, delta: int, inv_freq: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """What the op makes of a copy."""
+    """What a turn makes of a copy."""
     copy = keys.clone()
-    rotate_keys(copy, delta, inv_freq, interleaved)
+    turn_run(copy, delta, inv_freq, interleaved)
     return copy
 
 
@@ -64,7 +64,7 @@ def test_works_in_place_on_a_view_of_a_larger_tensor(interleaved, dtype):
     before = whole.clone()
     view = whole.transpose(1, 2)[1:, :, 10:31]  # [3, 3, 21, 16]: a layer's heads are not contiguous
     for layer in range(3):
-        rotate_keys(view[layer], -3, frequencies(8), interleaved)
+        turn_run(view[layer], -3, frequencies(8), interleaved)
         assert_near(view[layer], naive(before.transpose(1, 2)[1 + layer, :, 10:31], -3, frequencies(8), interleaved))
     assert torch.equal(whole[0], before[0])
     assert torch.equal(whole[:, :10], before[:, :10])

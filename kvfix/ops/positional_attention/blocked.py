@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from kvfix.ops.packing import Pack, Part
 
 BLOCK_ROWS = 256
 
@@ -19,36 +21,37 @@ class Rules(NamedTuple):
     sinks: torch.Tensor | None  # [Hq]
 
 
-def positional_attention(
-    query: torch.Tensor,  # [Hq, M, D]
-    keys: torch.Tensor,  # [H, N, D]
-    values: torch.Tensor,  # [H, N, Dv]
-    positions: torch.Tensor,  # [M] int64 on the CPU, ascending
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    key_positions: torch.Tensor | None = None,  # [N] int64 on the CPU; None: key i stands at position i
-) -> torch.Tensor:
-    """Attention output `[M, Hq, Dv]`: a row sees the keys at positions (position - window, position].
+def packed_attention_blocked(query: torch.Tensor, pack: Pack, layer: int, **rules: Any) -> torch.Tensor:
+    """`packed_attention` one document after another."""
+    outputs = [attend_blocked(query[:, rows], part, layer, Rules(**rules)) for part, rows in pack]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    The whole of a sequence without a window takes SDPA's causal path. `positions` and `key_positions` stay on
-    the CPU, so that no block waits for the device.
+
+def is_whole(part: Part, window: int | None, softcap: float | None, sinks: torch.Tensor | None, **others: Any) -> bool:
+    """Whether the rows are all of a sequence and see all that stands before them: plain causal attention."""
+    if softcap is not None or sinks is not None or part.key_positions is not None:
+        return False
+    num_rows, positions = len(part.positions), part.positions
+    whole = num_rows == part.num_seen and int(positions[0]) == 0 and int(positions[-1]) == num_rows - 1
+    return whole and (window is None or window >= num_rows)
+
+
+def attend_blocked(query: torch.Tensor, part: Part, layer: int, rules: Rules) -> torch.Tensor:
+    """Attention output `[M, Hq, Dv]` of one document's rows `[Hq, M, D]`.
+
+    The whole of a sequence without a window takes SDPA's causal path. Positions stay on the CPU, so that no block
+    waits for the device.
     """
-    rules = Rules(scaling, window, softcap, sinks)
-    num_rows, num_keys = query.shape[1], keys.shape[1]
-    plain = softcap is None and sinks is None and key_positions is None
-    whole = num_rows == num_keys and int(positions[0]) == 0 and int(positions[-1]) == num_rows - 1
-    if plain and whole and (window is None or window >= num_keys):
+    keys, values = part.seen(layer)
+    if is_whole(part, **rules._asdict()):
         out = scaled_dot_product_attention(
-            query[None], keys[None], values[None], is_causal=True, scale=scaling, enable_gqa=True
+            query[None], keys[None], values[None], is_causal=True, scale=rules.scaling, enable_gqa=True
         )
         return out[0].transpose(0, 1)
     blocks = []
-    for start in range(0, num_rows, BLOCK_ROWS):
-        rows = slice(start, min(start + BLOCK_ROWS, num_rows))
-        blocks.append(_block(query[:, rows], keys, values, positions[rows], key_positions, rules))
+    for start in range(0, query.shape[1], BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
+        blocks.append(_block(query[:, rows], keys, values, part.positions[rows], part.key_positions, rules))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from kvfix.ops.packing import Pack
 
 
 def positional_attention_naive(
@@ -22,7 +26,7 @@ def positional_attention_naive(
     keys, values = keys.repeat_interleave(groups, 0).float(), values.repeat_interleave(groups, 0).float()
     if key_positions is None:
         key_positions = torch.arange(keys.shape[1], device=keys.device)
-    positions = positions.to(keys.device)
+    positions, key_positions = positions.to(keys.device), key_positions.to(keys.device)
     visible = key_positions[None] <= positions[:, None]
     if window is not None:
         visible &= key_positions[None] > positions[:, None] - window
@@ -36,3 +40,14 @@ def positional_attention_naive(
     else:
         weights = scores.softmax(-1)
     return (weights @ values).transpose(0, 1).to(query.dtype)
+
+
+def packed_attention_naive(query: torch.Tensor, pack: Pack, layer: int, **rules: Any) -> torch.Tensor:
+    """Attention output `[M, Hq, Dv]` of the rows `[Hq, M, D]` of several documents, one after another."""
+    outputs = [
+        positional_attention_naive(
+            query[:, rows], *part.seen(layer), part.positions, key_positions=part.key_positions, **rules
+        )
+        for part, rows in pack
+    ]
+    return torch.cat(outputs)

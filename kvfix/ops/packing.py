@@ -1,0 +1,114 @@
+"""Rows of several documents in one call: each attends to, and is written into, its own document's keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+# beyond every position; a key that stands here is seen by no row
+FAR = 2**31 - 1
+
+
+class Part(NamedTuple):
+    """One document's rows in a call."""
+
+    keys: torch.Tensor  # [L, H, capacity, D]
+    values: torch.Tensor  # [L, H, capacity, Dv]
+    positions: torch.Tensor  # [M] int64 on the CPU, ascending
+    num_seen: int  # keys that stand in the first so many slots may be seen
+    slots: torch.Tensor | None = None  # [M] int64 on the CPU, ascending: where the rows are written
+    key_positions: torch.Tensor | None = None  # [num_seen] int64 on the CPU; None: slot i stands at position i
+
+    def seen(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's keys and values that may be seen: `[H, num_seen, D]` views."""
+        return self.keys[layer, :, : self.num_seen], self.values[layer, :, : self.num_seen]
+
+
+class Tables(NamedTuple):
+    """What kernels read of a pack, on its device."""
+
+    documents: torch.Tensor  # [parts, 9] int64: see `_document`
+    part_of_row: torch.Tensor  # [M] int64
+    slots: torch.Tensor  # [M] int64, -1 where a part has none
+    positions: torch.Tensor  # [M] int32
+    key_positions: torch.Tensor  # int32, one part's after another's; empty: slot i stands at position i
+    alignment: int  # elements that divide every base address and stride
+    key_step: int  # stride of one dim
+    value_step: int
+
+
+class Pack:
+    """The parts of one pass, in the order of its rows; kernels' tables are made once for all layers."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = list(parts)
+        self.starts = list(accumulate((len(part.positions) for part in parts), initial=0))
+        self.kept: dict[Any, Any] = {}  # what kernels keep from one layer to the next
+
+    def __iter__(self) -> Iterator[tuple[Part, slice]]:
+        """Each part and its rows among all."""
+        for part, start in zip(self.parts, self.starts, strict=False):
+            yield part, slice(start, start + len(part.positions))
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Raises `ValueError` for parts that one kernel cannot serve together."""
+        first, device = self.parts[0], self.parts[0].keys.device
+        for part in self.parts:
+            for mine, like in ((part.keys, first.keys), (part.values, first.values)):
+                if (mine.dtype, mine.device) != (like.dtype, device) or mine.stride(3) != like.stride(3):
+                    raise ValueError("keys and values of one call differ in dtype, device or innermost stride")
+                if (mine.shape[1], mine.shape[3]) != (like.shape[1], like.shape[3]):
+                    raise ValueError("keys and values of one call differ in heads or dims")
+        parts = torch.repeat_interleave(
+            torch.arange(len(self.parts)), torch.tensor([len(p.positions) for p in self.parts])
+        )
+        slots = torch.cat([torch.full_like(p.positions, -1) if p.slots is None else p.slots for p in self.parts])
+        key_positions = self._key_positions().to(device)
+        documents = torch.tensor(self._documents(key_positions))
+        # one transfer for all that is int64
+        sent = torch.cat([documents.flatten(), parts, slots]).to(device)
+        num_rows = self.starts[-1]
+        documents, parts, slots = sent.split([documents.numel(), num_rows, num_rows])
+        positions = _near(torch.cat([p.positions for p in self.parts]), FAR - 1).to(device)
+        return Tables(
+            documents.view(len(self.parts), -1),
+            parts,
+            slots,
+            positions,
+            key_positions,
+            min(_alignment(t) for part in self.parts for t in (part.keys, part.values)),
+            first.keys.stride(3),
+            first.values.stride(3),
+        )
+
+    def _key_positions(self) -> torch.Tensor:
+        if all(part.key_positions is None for part in self.parts):
+            return torch.empty(0, dtype=torch.int32)
+        given = [torch.arange(p.num_seen) if p.key_positions is None else p.key_positions for p in self.parts]
+        return _near(torch.cat(given), FAR)
+
+    def _documents(self, key_positions: torch.Tensor) -> list[list[int]]:
+        """A row a part: addresses of keys and values, their layer, head and row strides, start of its key positions."""
+        starts = accumulate((p.num_seen for p in self.parts), initial=0)
+        return [
+            [p.keys.data_ptr(), p.values.data_ptr(), *p.keys.stride()[:3], *p.values.stride()[:3], start]
+            for p, start in zip(self.parts, starts, strict=False)
+        ]
+
+
+def _near(positions: torch.Tensor, most: int) -> torch.Tensor:
+    return positions.clamp(max=most).to(torch.int32)
+
+
+def _alignment(tensor: torch.Tensor) -> int:
+    """Elements, at most 16 bytes of them, that divide a tensor's address and strides; 1 where dims are apart."""
+    size = tensor.element_size()
+    whole = 16 // size
+    steps = [stride for stride, length in zip(tensor.stride()[:3], tensor.shape, strict=False) if length > 1]
+    even = tensor.stride(3) == 1 and tensor.data_ptr() % 16 == 0 and all(step % whole == 0 for step in steps)
+    return whole if even else 1
