@@ -14,7 +14,7 @@ from kvfix.errors import KVFixError, StoreMissingError, UnknownDocumentError
 from kvfix.store import Store, VersionRecord
 from tests.operations.site import Site, ended, forked
 
-PAUSE_S = 0.02
+PAUSE_S = 0.1
 
 
 class Reader:
