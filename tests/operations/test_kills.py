@@ -1,4 +1,4 @@
-"""Passes that are ended at any moment, with a reader beside them: every document stays whole, and the next pass goes on.
+"""Passes that are ended at any moment, a reader beside them: every document stays whole, and the next pass goes on.
 
 KVFIX_LONG=1 ends more than two hundred of them, on a disk that really syncs, instead of a handful.
 """
