@@ -1,4 +1,4 @@
-"""A disk that fails under a verb: the old entry stands, the exit code is 9, nothing temporary stays, the next run works.
+"""A disk that fails under a verb: the old entry stands, the exit code is 9, nothing temporary stays, the next works.
 
 The short mode raises errors where kvfix calls the system. KVFIX_LONG=1 goes below: a small library is preloaded that
 lets every single system call of a verb fail in turn, those of SQLite and safetensors included, or kills the verb there.

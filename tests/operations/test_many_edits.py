@@ -41,9 +41,7 @@ def test_nothing_grows_without_bound(folder, gated):
     assert desk.store.gc(min_age_s=0).num_files == 0
     tenth = NUM_EDITS // 10
     first, last = statistics.median(took_ms[:tenth]), statistics.median(took_ms[-tenth:])
-    print(
-        f"\n{NUM_EDITS} edits: {most:.2f} bases at most, {first:.0f} ms of processor time an edit at first, {last:.0f} ms at last"
-    )
+    print(f"\n{NUM_EDITS} edits: {most:.2f} bases at most; an edit's processor time {first:.0f} ms, then {last:.0f} ms")
     desk.store.close()
 
 
