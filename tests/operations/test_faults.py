@@ -35,7 +35,6 @@ from tests.store.test_crash import FAILURES, SYSTEM_STEPS, interrupt, raising
 SOURCE = Path(__file__).with_name("faults.c")
 READ, WRITE, REMOVE = 1, 2, 4  # as in that file
 NOWHERE = 1 << 30
-MOST_TRIALS = 40  # of a verb in a campaign; single errors of writes are tried at every call
 
 State = dict[str, dict[str, np.ndarray]]
 
@@ -217,10 +216,11 @@ class Blows(NamedTuple):
     codes: set[int]
     lasting: bool = False
     tidy: bool = True  # nothing temporary may stay
+    most: int = 40  # trials of a verb, evenly spread over its calls
 
 
 CAMPAIGNS = {
-    "write": Blows(WRITE, (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EACCES), {0, 9}),
+    "write": Blows(WRITE, (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EACCES), {0, 9}, most=NOWHERE),
     "full": Blows(WRITE, (errno.ENOSPC,), {0, 9}, lasting=True),
     "read-only": Blows(WRITE | REMOVE, (errno.EROFS,), {0, 9}, lasting=True, tidy=False),
     "remove": Blows(REMOVE, (errno.EIO, errno.EACCES), {0, 9}, tidy=False),
@@ -235,7 +235,7 @@ def test_each_call(assault, shim, campaign, verb):
     blows, below = CAMPAIGNS[campaign], os.fsencode(assault.site.store)
     total = num_calls(assault, shim, verb, blows.kinds)
     counts, wrong = Counter(), []
-    for nth in range(1, total + 1, 1 if campaign == "write" else -(-total // MOST_TRIALS)):
+    for nth in range(1, total + 1, -(-total // blows.most)):
         error = blows.errors[nth % len(blows.errors)]
         arm = partial(shim.kvfix_faults_arm, below, nth, blows.kinds, error, blows.lasting)
         code = assault.strike(verb, arm)
