@@ -121,4 +121,4 @@ def _print(run: Run, records: Iterable[Record]) -> None:
 
     for record in records:
         if record["selector"] != STALE:
-            run.out.document(record)
+            run.out.line(record)

@@ -66,7 +66,7 @@ def replay(
     with run.out.working("loading the model") as say:
         under_way = Replay(_engine(run, options), history, options, known, say)
         for record in under_way.records():
-            run.out.document(record)
+            run.out.line(record)
     body = summary(under_way)
     run.out.document(body)
     if run.out.speaks:

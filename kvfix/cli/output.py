@@ -24,7 +24,7 @@ class Output:
     def __init__(self, json: bool = False, quiet: bool = False) -> None:
         self.json = json
         self.quiet = quiet
-        self._documents = 0
+        self._told = False  # the JSON document that a command ends with
 
     # ---- for people
 
@@ -86,14 +86,18 @@ class Output:
             print(text)
 
     def document(self, body: dict[str, Any]) -> None:
-        """Print the command's JSON document, where one is asked for."""
+        """Print the command's JSON document, where one is asked for: its only one, or the one behind its lines."""
+        self._told = True
+        self.line(body)
+
+    def line(self, body: dict[str, Any]) -> None:
+        """Print one of the JSON documents that come before a command's last."""
         if self.json:
             from kvfix.store.jsonfile import plain
 
             self._print_json(_rounded(plain(body)))
 
     def _print_json(self, body: dict[str, Any]) -> None:
-        self._documents += 1
         unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         print(json.dumps(body, ensure_ascii=not unicode, allow_nan=False))
 
@@ -110,7 +114,7 @@ class Output:
         """Print the one message of a failure and return its exit code."""
         if self.json:
             error = {"code": code, "message": message, "exit_code": exit_code}
-            if not self._documents:
+            if not self._told:
                 self._print_json({"schema": "kvfix.error/1", "error": error})
         else:
             self.complain(f"error: {message}")

@@ -74,7 +74,7 @@ def refreshed(
     with closing(kv.refresh(*paths, options=options, notify=say)) as reports:  # type: ignore[type-var]
         for done in reports:
             tally.add_refreshed(done)
-            run.out.document(done.to_json())
+            run.out.line(done.to_json())
             _show(run, done)
 
 

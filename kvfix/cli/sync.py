@@ -178,7 +178,7 @@ class _Pass:
         with closing(reports):
             for done in reports:
                 self.tally.add(done)
-                self.out.document(done.to_json()) if self.out.json else _show(self.run, done)
+                self.out.line(done.to_json()) if self.out.json else _show(self.run, done)
 
     def _refresh(self, kv: KVFix, say: Any) -> None:
         from kvfix.pipeline.refresh import RefreshOptions

@@ -13,10 +13,12 @@ from kvfix.errors import StoreBusyError
 from kvfix.store import files, models, objects, records, segments
 from kvfix.store.layout import Layout
 from kvfix.store.manifest import Change, Garbage, Manifest, check_expected
+from kvfix.store.newfiles import NewFiles
 from kvfix.store.records import Detail, SegmentRef, VersionRecord, should_fold
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from kvfix.core import Debt, Document, ModelKey
     from kvfix.store.segments import NewRows
@@ -38,9 +40,10 @@ class Proposal:
 class Committer:
     """Writes versions into one store. The caller holds the writer lock."""
 
-    def __init__(self, layout: Layout, manifest: Manifest) -> None:
+    def __init__(self, layout: Layout, manifest: Manifest, new: NewFiles) -> None:
         self._layout = layout
         self._manifest = manifest
+        self._new = new
 
     def base(self, proposal: Proposal, cache: KVCache | None) -> VersionRecord:
         """Commit a whole cache, or an empty document where there is none."""
@@ -52,13 +55,6 @@ class Committer:
         keys, values = cache.keys[:, :, : len(cache)], cache.values[:, :, : len(cache)]
         segments.check_finite(keys, values)
         return self._new_base(proposal, draft, KVCache(keys, values, cache.token_ids, cache.origin))
-
-    def try_base(self, document: Document, cache: KVCache) -> int:
-        """Write a whole cache durably and drop it again; the bytes it took."""
-        keys, values = cache.keys[:, :, : len(cache)], cache.values[:, :, : len(cache)]
-        segments.check_finite(keys, values)
-        tensors = segments.base_tensors(keys, values, cache.token_ids, cache.origin, document.text)
-        return objects.try_write(self._layout, tensors)
 
     def patch(self, proposal: Proposal, snapshot: Snapshot, new: NewRows) -> VersionRecord:
         """Commit the new rows of an edit, as a patch or folded into a new base."""
@@ -74,7 +70,7 @@ class Committer:
         if should_fold(record, len(new.positions)):
             return self._new_base(proposal, draft, _folded(snapshot, new))
         tensors = segments.patch_tensors(new, proposal.document.text, snapshot.text)
-        added = objects.write(self._layout, tensors, "patch", len(new.positions))
+        added = self._segment(tensors, "patch", len(new.positions))
         kept = tuple(segment.ref for segment in snapshot.segments)
         draft = replace(draft, row_bytes=record.row_bytes, written_bytes=added.size)
         return self._finish(proposal, draft, (*kept, added))
@@ -133,8 +129,14 @@ class Committer:
     def _new_base(self, proposal: Proposal, draft: VersionRecord, cache: KVCache) -> VersionRecord:
         text = proposal.document.text
         tensors = segments.base_tensors(cache.keys, cache.values, cache.token_ids, cache.origin, text)
-        base = objects.write(self._layout, tensors, "base", len(cache))
+        base = self._segment(tensors, "base", len(cache))
         return self._finish(proposal, replace(draft, row_bytes=cache.row_bytes, written_bytes=base.size), (base,))
+
+    def _segment(self, tensors: dict[str, torch.Tensor], kind: str, num_rows: int) -> SegmentRef:
+        """A new segment, durable. A file of the same content is replaced, which mends it if it was damaged."""
+        with objects.written(self._layout, tensors, kind, num_rows) as (file, segment):
+            files.publish(self._layout, file, self._new.noted(self._layout.object(segment.name)))
+        return segment
 
     def _draft(self, proposal: Proposal, token_ids: np.ndarray) -> VersionRecord:
         """The record as far as it is known before anything is written; what speaks against it is raised here."""
@@ -168,7 +170,7 @@ class Committer:
     def _change(self, detail: Detail, expect: VersionRecord | None) -> Change:
         """The change that a record stands for, its file durable."""
         record, content = records.encode(detail)
-        files.write_bytes(self._layout, self._layout.record(record.record_id), content)
+        files.write_bytes(self._layout, self._new.noted(self._layout.record(record.record_id)), content)
         return Change(record, tuple(segment.name for segment in detail.segments), expect)
 
     def _commit(self, changes: list[Change], fingerprint: str) -> None:
@@ -182,6 +184,14 @@ class Committer:
         for path in paths:
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def try_base(layout: Layout, document: Document, cache: KVCache) -> int:
+    """Write a whole cache durably and drop it again; the bytes it took."""
+    keys, values = cache.keys[:, :, : len(cache)], cache.values[:, :, : len(cache)]
+    segments.check_finite(keys, values)
+    tensors = segments.base_tensors(keys, values, cache.token_ids, cache.origin, document.text)
+    return objects.try_write(layout, tensors)
 
 
 def _check_facts(proposal: Proposal, num_tokens: int) -> None:

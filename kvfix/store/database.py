@@ -26,7 +26,7 @@ class Database:
         self._engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
         event.listen(self._engine, "begin", self._begin)
 
-    def roll_back(self) -> None:
+    def _roll_back(self) -> None:
         """Undo what a killed writer left half done, as far as this user may: a read-only connection cannot."""
         if self.path.with_name(f"{self.path.name}-journal").exists():
             with contextlib.suppress(sqlite3.Error), contextlib.closing(self._open("rw")) as connection:
@@ -37,6 +37,9 @@ class Database:
         return sqlite3.connect(uri, uri=True, timeout=self._busy_s, isolation_level=None, check_same_thread=False)
 
     def _connect(self) -> sqlite3.Connection:
+        if self.read_only:
+            # before each look: a writer may have been killed since the last one
+            self._roll_back()
         connection = self._open("ro" if self.read_only else "rw")
         if not self.read_only:
             # the default journal, spelt out: a WAL would lock out read-only users and network disks

@@ -26,29 +26,22 @@ SMALL_BYTES = 16 << 20
 OS_ERROR = re.compile(r"os error (\d+)")
 
 
-def write(layout: Layout, tensors: dict[str, torch.Tensor], kind: str, num_rows: int) -> SegmentRef:
-    """Store tensors (contiguous, on the CPU) durably; the segment's name is known only afterwards.
-
-    A file of the same content is replaced, which mends it if it was damaged. Raises StoreNotWritableError.
-    """
-    with _written(layout, tensors, kind, num_rows) as (new, segment):
-        files.publish(layout, new, layout.object(segment.name))
-    return segment
-
-
 def try_write(layout: Layout, tensors: dict[str, torch.Tensor]) -> int:
-    """Write a segment as `write` does, but drop it instead of naming it; its size in bytes."""
-    with _written(layout, tensors, "base", 0) as (new, segment):
+    """Write a segment, but drop it instead of naming it; its size in bytes."""
+    with written(layout, tensors, "base", 0) as (new, segment):
         with files.while_writing(new):
             files.sync_directory(new.parent)
         return segment.size
 
 
 @contextmanager
-def _written(
+def written(
     layout: Layout, tensors: dict[str, torch.Tensor], kind: str, num_rows: int
 ) -> Iterator[tuple[Path, SegmentRef]]:
-    """A durable temporary file of tensors, gone afterwards unless it was given another name."""
+    """A durable temporary file of tensors (contiguous, on the CPU), gone afterwards unless it was given its name.
+
+    That is known only when all is written. Raises StoreNotWritableError.
+    """
     files.need_space(layout.root, sum(tensor.nbytes for tensor in tensors.values()) + HEADER_ROOM_BYTES)
     with files.temporary(layout) as new:
         with files.while_writing(new):

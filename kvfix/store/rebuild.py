@@ -105,7 +105,6 @@ def _old(layout: Layout) -> Manifest:
     """The present manifest; its settings read as far as that goes."""
     manifest = Manifest(layout.manifest, read_only=True, busy_s=0.0)
     layout.refuse_symlinks(layout.manifest)
-    manifest.database.roll_back()
     with contextlib.suppress(StoreDamagedError):
         manifest.check_format()
     return manifest

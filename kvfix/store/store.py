@@ -14,13 +14,14 @@ from kvfix.core import Document, KVCache
 from kvfix.errors import StoreNotWritableError, UnknownDocumentError, UsageError
 from kvfix.store import audit, files, garbage, models, rebuild, schema
 from kvfix.store.audit import Damage
-from kvfix.store.commits import Committer, Proposal
+from kvfix.store.commits import Committer, Proposal, try_base
 from kvfix.store.create import create_store, require_store
 from kvfix.store.damage import DamagedFileError
 from kvfix.store.garbage import GcReport
 from kvfix.store.layout import Layout
 from kvfix.store.lock import WriterLock
 from kvfix.store.manifest import Change, Manifest, check_expected
+from kvfix.store.newfiles import NewFiles
 from kvfix.store.rebuild import Rebuilt
 from kvfix.store.records import Detail, VersionRecord, decode, should_fold
 from kvfix.store.segments import NewRows
@@ -49,7 +50,6 @@ class Store:
         self._manifest = manifest
         self._busy_s = busy_s
         self._lock = WriterLock(layout)
-        self._committer = Committer(layout, manifest)
 
     @classmethod
     def open(
@@ -72,7 +72,6 @@ class Store:
         if create and not read_only:
             create_store(layout, manifest)
         require_store(layout)
-        manifest.database.roll_back()
         manifest.check_format()
         return cls(layout, manifest, read_only=read_only, busy_s=busy_s)
 
@@ -156,6 +155,12 @@ class Store:
 
     # changing
 
+    @contextmanager
+    def _commit(self, verb: str) -> Iterator[Committer]:
+        """One commit under the writer lock, whose files are taken back if it fails."""
+        with self.writing(verb, self._busy_s), NewFiles(self._layout, self._manifest) as new:
+            yield Committer(self._layout, self._manifest, new)
+
     def commit_base(
         self,
         document: Document,
@@ -172,8 +177,8 @@ class Store:
         `fold` takes the place of `expect` under the same version number. NonFiniteError, and nothing is
         written, if a row is NaN or infinite.
         """
-        with self.writing("commit", self._busy_s):
-            return self._committer.base(Proposal(document, key, debt, report, expect, fold), cache)
+        with self._commit("commit") as commit:
+            return commit.base(Proposal(document, key, debt, report, expect, fold), cache)
 
     def commit_patch(
         self,
@@ -196,9 +201,9 @@ class Store:
         Where `should_fold`, all rows go into a new base instead. Errors as in `commit_base`; ModelMismatchError
         for another model's snapshot; ValueError if rows, tokens and shapes do not fit together.
         """
-        with self.writing("commit", self._busy_s):
+        with self._commit("commit") as commit:
             new = NewRows(token_ids, source, positions, keys, values)
-            return self._committer.patch(Proposal(document, key, debt, report, expect), snapshot, new)
+            return commit.patch(Proposal(document, key, debt, report, expect), snapshot, new)
 
     def try_write(self, document: Document, cache: KVCache) -> int:
         """Write a whole cache durably, as a new base would be, and drop it: the time a rebuild would take.
@@ -206,7 +211,7 @@ class Store:
         The number of bytes written. Record and transaction are left out.
         """
         self._check_writable()
-        return self._committer.try_base(document, cache)
+        return try_base(self._layout, document, cache)
 
     should_fold = staticmethod(should_fold)
 
@@ -225,11 +230,11 @@ class Store:
 
     def remove(self, corpus: str, doc_id: str) -> VersionRecord:
         """Replace the document's head by a tombstone, which is returned. UnknownDocumentError if there is none."""
-        with self.writing("remove", self._busy_s):
+        with self._commit("remove") as commit:
             head = self.head(corpus, doc_id)
             if head is None:
                 raise UnknownDocumentError(f"The store does not know {doc_id}.")
-            return self._committer.remove(head)
+            return commit.remove(head)
 
     def restore(self, head: VersionRecord) -> VersionRecord:
         """Make the content of the version before a head the newest version, under the next number.
@@ -237,11 +242,11 @@ class Store:
         UsageError if that version is no longer kept, StoreDamagedError if it is not whole; StoreBusyError if the head
         is another by now.
         """
-        with self.writing("restore", self._busy_s):
+        with self._commit("restore") as commit:
             check_expected(self.head(head.corpus, head.doc_id), Change(head, (), head))
             before = self.restorable(head)
             self.snapshot(before, check=True)
-            return self._committer.restore(head, self.detail(before))
+            return commit.restore(head, self.detail(before))
 
     def restorable(self, head: VersionRecord) -> VersionRecord:
         """The version that `restore` would bring back; UsageError if none is kept."""
@@ -257,8 +262,8 @@ class Store:
         """Give a head's segments to a new document of the same text, and remove the old one unless it is kept."""
         if document.sha256 != record.text_sha256:
             raise ValueError(f"{document.doc_id} has another text than {record.doc_id}")
-        with self.writing("relink", self._busy_s):
-            return self._committer.relink(self.detail(record), document, keep_old)
+        with self._commit("relink") as commit:
+            return commit.relink(self.detail(record), document, keep_old)
 
     # models and gates
 

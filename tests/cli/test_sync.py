@@ -14,6 +14,7 @@ import pytest
 
 from kvfix.core import Debt
 from kvfix.corpus import document_of
+from kvfix.errors import StoreNotWritableError
 from kvfix.store import Store, records
 from kvfix.store.manifest import Change
 from tests.cli.conftest import TEXTS
@@ -76,6 +77,21 @@ def test_json_has_a_line_a_document_and_a_summary(place, lines):
     assert (summary["num_sampled"], summary["hook"], summary["refresh"]) == (1, None, None)
     assert {"mr_sample_median", "num_low", "num_escalated", "warnings"} <= set(summary)
     assert sum(summary["states"][state] for state in ("exact", "repaired", "stale", "missing")) == 4
+
+
+def test_a_pass_that_fails_half_way_says_so_in_its_last_line(place, sync, monkeypatch):
+    """The lines before it stand for what was done."""
+
+    def commit(*args, **kwargs):
+        raise StoreNotWritableError("no space")
+
+    place.write("new.md", "A new page.")
+    monkeypatch.setattr(Store, "commit_base", commit)
+    result = sync("--json")
+    *documents, last = [json.loads(line) for line in result.out.splitlines()]
+    assert set(outcomes(documents).values()) == {"unchanged"}
+    assert (result.code, last["schema"]) == (9, "kvfix.error/1")
+    assert last["error"] == {"code": "store_not_writable", "message": "no space", "exit_code": 9}
 
 
 def test_people_see_what_was_done_and_a_summary(place, sync):

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from sqlalchemy import event
 
 from kvfix.errors import StoreBusyError, StoreNotWritableError
-from kvfix.store import Store, commits, files, lock, manifest, objects
+from kvfix.store import Store, commits, files, garbage, lock, manifest, objects
 from tests.store.helpers import build, edit, loaded
 
 # each is one step of a commit, in the order of their first use
@@ -217,6 +217,15 @@ def test_a_transaction_killed_half_way_is_undone_by_the_next_reader(store, read_
         assert again.verify() == []
 
 
+def test_a_reader_that_was_there_before_does_not_mind_either(store):
+    record = build(store)
+    with Store.open(store.path, read_only=True) as reader:
+        assert reader.documents() == [record]
+        kill_in_transaction(store.path)
+        assert reader.documents() == [record]
+        assert loaded(reader.snapshot(record, check=True))[0].shape[2] == 20
+
+
 FAILURES = {
     "no space": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     "quota": OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
@@ -225,6 +234,10 @@ FAILURES = {
     "broken disk": OSError(errno.EIO, os.strerror(errno.EIO)),
 }
 SYSTEM_STEPS = ["temporary file made", "segment serialised", "file synced", "file renamed", "directory synced"]
+
+
+def unreferenced(store: Store) -> list[Path]:
+    return garbage.unreferenced(store._layout, store._manifest)
 
 
 def raising(error: BaseException):
@@ -248,6 +261,7 @@ def test_a_disk_that_refuses_leaves_the_old_entry_and_no_temporary_file(store, m
     assert caught.value.exit_code == 9
     assert os.strerror(FAILURES[failure].errno) in caught.value.message
     assert list(store.path.glob("tmp/*")) == []
+    assert unreferenced(store) == []
     assert store.head("/corpus", "a.md") == record
     assert store.verify() == []
     assert edit(store, record).version == 2
@@ -262,9 +276,35 @@ def test_an_interruption_leaves_the_old_entry_no_temporary_file_and_no_lock(stor
         with pytest.raises(interruption):
             edit(store, record)
     assert list(store.path.glob("tmp/*")) == []
+    assert unreferenced(store) == []
     assert store.head("/corpus", "a.md") == record
     with Store.open(store.path) as other:
         assert edit(other, record).version == 2
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interruption_after_the_transaction_takes_nothing_back(store, monkeypatch, after):
+    record = build(store)
+    with monkeypatch.context() as patch:
+        interrupt(patch, "transaction done", after, 1, raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            edit(store, record)
+    head = store.head("/corpus", "a.md")
+    assert head.version == (2 if after else 1)
+    assert store.snapshot(head, check=True).text == ("one 2 three" if after else "one two three")
+    assert unreferenced(store) == []
+    assert store.verify() == []
+
+
+def test_a_commit_that_fails_leaves_the_files_that_were_there_before_it(store, monkeypatch):
+    """The segment of a twin, which has the same content and so the same name."""
+    twin = build(store, doc_id="b.md")
+    with monkeypatch.context() as patch:
+        interrupt(patch, "row inserted", False, 1, raising(FAILURES["broken disk"]))
+        with pytest.raises(OSError, match="Input/output"):
+            build(store)
+    assert store.snapshot(twin, check=True).record == twin
+    assert unreferenced(store) == []
 
 
 def test_safetensors_own_words_for_a_full_disk_are_understood(store, monkeypatch):
@@ -307,6 +347,7 @@ def test_what_sqlite_says_in_mid_commit(store, monkeypatch, reason, error):
         with pytest.raises(error):
             edit(store, record)
     assert list(store.path.glob("tmp/*")) == []
+    assert unreferenced(store) == []
     assert store.head("/corpus", "a.md") == record
     assert edit(store, record).version == 2
 
