@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvfix.cli import words
 from kvfix.cli.bar import Bar
-from kvfix.cli.options import ENGINE, WALKING, WRITING, DryRun, Force, Paths
+from kvfix.cli.options import ENGINE, ROWS, WALKING, WRITING, DryRun, Force, Paths
 from kvfix.cli.survey import Line, patterns, require_documents, survey, totals
 from kvfix.cli.verb import Run, verb
 from kvfix.corpus import resolve_corpus
@@ -25,7 +25,7 @@ STYLES = {"built": "green", "planned": "cyan", "unchanged": "dim"}
 SOME_SKIPPED = 3
 
 
-@verb(WALKING, ENGINE, WRITING, example="kvfix build docs --exclude 'drafts/*'")
+@verb(WALKING, ROWS, ENGINE, WRITING, example="kvfix build docs --exclude 'drafts/*'")
 def build(run: Run, paths: Paths, force: Force = False, dry_run: DryRun = False) -> int:
     """Prefill and store every document below the paths.
 
@@ -43,7 +43,15 @@ def build(run: Run, paths: Paths, force: Force = False, dry_run: DryRun = False)
     documents = [line.to_json() for line in lines]
     run.out.document({"schema": "kvfix.build/1", "documents": documents, "totals": sums | {"total_ms": seconds * 1e3}})
     run.out.show(_summary(lines, seconds))
+    _warn_of_large(run, lines)
     return SOME_SKIPPED if sums["skipped"] else 0
+
+
+def _warn_of_large(run: Run, lines: Sequence[Line]) -> None:
+    allowed = run.settings.memory
+    for line in lines:
+        if allowed is not None and line.outcome == "built" and line.record and line.record.cache_bytes > allowed:
+            run.out.warn(f"{line.doc_id} takes {words.size(line.record.cache_bytes)} by itself, more than --memory")
 
 
 def _planned(run: Run, paths: Sequence[Path], force: bool) -> Generator[Line]:
@@ -69,7 +77,9 @@ def _built(run: Run, paths: Sequence[Path], force: bool) -> Generator[Line]:
 
 def _built_below(run: Run, kv: KVFix, path: Path, force: bool, bar: Bar) -> Generator[Line]:
     corpus = resolve_corpus(path, kv.store.corpora())
-    with closing(kv.build(path, **patterns(run.settings), force=force, progress=bar.advance)) as results:  # type: ignore[type-var]
+    memory = run.settings.memory
+    built_below = kv.build(path, **patterns(run.settings), force=force, progress=bar.advance, memory=memory)
+    with closing(built_below) as results:  # type: ignore[type-var]
         for built in results:
             yield Line(corpus, built.doc_id, built.outcome, built.reason, built.record, built.timing_ms)
 

@@ -137,6 +137,16 @@ PassBudget = Annotated[
 RefreshBudget = Annotated[
     str | None, option("--refresh-budget", "Then refresh for so long the documents with debt.", PASS, metavar="TIME")
 ]
+Memory = Annotated[
+    str | None,
+    option(
+        "--memory",
+        "Rows that are computed or wait to be stored at a time: 500MB, 2GB. One document is always allowed.",
+        PASS,
+        default="a quarter of the free memory",
+        metavar="SIZE",
+    ),
+]
 MaxDocuments = Annotated[int | None, option("--max", "At most so many documents.", PASS, metavar="N", least=1)]
 MinDebt = Annotated[
     int, option("--min-debt", "Only documents with so many stale rows.", PASS, default=1, metavar="ROWS", least=1)
@@ -279,6 +289,7 @@ ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template
 PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "query": Query, "strategy": Strategy}
 QUALITY = {"min_mr": MinMr, "on_low": OnLow}
 WALKING = {"include": Include, "exclude": Exclude}
+ROWS = {"memory": Memory}
 
 
 def parameters(group: dict[str, Any]) -> list[Parameter]:

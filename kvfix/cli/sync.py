@@ -15,6 +15,7 @@ from kvfix.cli.edit import planning
 from kvfix.cli.options import (
     ENGINE,
     PLANNING,
+    ROWS,
     WALKING,
     WRITING,
     AllowEmpty,
@@ -50,6 +51,7 @@ TROUBLES = ("skipped", "failed")
     WALKING,
     PLANNING,
     {"min_mr": LeastMr},
+    ROWS,
     ENGINE,
     WRITING,
     example="kvfix sync docs --prune --time-budget 10m --quiet",
@@ -103,6 +105,7 @@ def _options(run: Run, *, time_budget: str | None, **more: Any) -> SyncOptions:
         edit=planning(settings),
         min_mr=MIN_MR if wanted is None else wanted,
         time_budget=budget(time_budget, "--time-budget"),
+        memory=run.settings.memory,
         **more,
     )
 
@@ -136,7 +139,7 @@ class _Pass:
 
         self.run, self.out, self.paths, self.options = run, run.out, paths, options
         self.allow_empty, self.refresh_s, self.counts = allow_empty, refresh_s, counts
-        self.tally: Tally = Tally(options.min_mr)
+        self.tally: Tally = Tally(options.min_mr, options.memory)
         self.states: dict[str, int] | None = None
         self.seconds = {"sync": 0.0, "refresh": 0.0}
         self.start = time.perf_counter()

@@ -260,6 +260,24 @@ class TestBudget:
         assert "nowhere" not in result.json["error"]["message"]
 
 
+class TestMemory:
+    def test_what_takes_more_by_itself_is_done_and_told(self, place, lines, at):
+        place.write("new.md", "A new page.")
+        documents, summary = lines("--memory", "5kB")
+        assert outcomes(documents)["new.md"] == "built"
+        assert [line for line in summary["warnings"] if "the largest new.md with 8,448 bytes" in line]
+        assert lines("--memory", "1GB")[1]["warnings"] == []
+        again = at("build", place.corpus, "--force", "--memory", "5kB")
+        assert "warning: new.md takes" in again.err
+        assert "warning" not in at("build", place.corpus, "--force").err
+
+    @pytest.mark.parametrize("wrong", ["0", "much", "-1GB"])
+    def test_a_size_that_makes_no_sense(self, sync, wrong):
+        result = sync("--memory", wrong, "--json")
+        assert (result.code, result.json["error"]["code"]) == (2, "usage")
+        assert f"--memory {wrong}: expected a size" in result.json["error"]["message"]
+
+
 class TestHook:
     def script(self, tmp_path, text):
         path = tmp_path / "hook.py"
@@ -346,7 +364,7 @@ class TestProcesses:
             (corpus / f"{number:03}.md").write_text(f"Page {number}. " + "The ferry leaves at noon. " * 30)
         command = ["sync", str(corpus), "--store", str(store), "--model", model]
         process = subprocess.Popen([*COMMAND, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while len(list(store.glob("records/*/*.json"))) < 3 and time.monotonic() < until:
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
