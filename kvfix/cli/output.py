@@ -48,11 +48,11 @@ class Output:
         """Standard error."""
         return console(sys.stderr)
 
-    def show(self, *parts: RenderableType) -> None:
-        """Print tables and lines."""
+    def show(self, *parts: RenderableType, fitted: bool = False) -> None:
+        """Print tables and lines; those that are `fitted` to the width already are not looked at again."""
         if self.speaks:
             for part in parts:
-                self.people.print(part)
+                self.people.print(part, soft_wrap=fitted)
 
     def note(self, line: str) -> None:
         """Say in passing what is going on."""

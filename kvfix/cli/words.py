@@ -67,6 +67,8 @@ def visible(text: str) -> str:
 
 def safe(text: str) -> str:
     """The text on its lines, with signs for anything else that a terminal would act on."""
+    if text.isprintable():
+        return text
     return "".join(char if char in "\n\t" or _is_plain(char) else f"\\u{ord(char):04x}" for char in text)
 
 
