@@ -18,6 +18,7 @@ DEFAULT_INCLUDE = ("*.md", "*.markdown", "*.txt", "*.rst")
 DEFAULT_MAX_BYTES = 16 * 2**20
 STRATEGIES = ("auto", "repair", "suffix", "full")
 ON_LOW = ("exact", "keep", "fail", "escalate")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Settings:
     keep: int | None = _setting(None, _whole(0))  # None: what the store itself says, 1
     lock_timeout: float = _setting(10.0, SECONDS)
     max_bytes: int = _setting(DEFAULT_MAX_BYTES, _whole(1))
+    log_format: str = _setting("text", _choice(*LOG_FORMATS))
     memory: int | None = _setting(None, SIZE)  # None: a quarter of what is free
 
 

@@ -36,6 +36,7 @@ def test_every_setting_from_each_source(tmp_path):
         "selector": "random", "k": 0, "budget": 5, "seed": 7, "query": "Who?", "strategy": "full",
         "include": ("*.md", "*.adoc"), "exclude": ("drafts",),
         "min_mr": 1.0, "on_low": "keep", "lock_timeout": 0.0, "max_bytes": 9, "memory": 5,
+        "log_format": "json",
     }  # fmt: skip
     assert set(typed) == set(Settings.__dataclass_fields__)
     expected = Settings(**typed)

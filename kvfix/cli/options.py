@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from kvfix.config import ON_LOW, STRATEGIES, Settings
+from kvfix.config import LOG_FORMATS, ON_LOW, STRATEGIES, Settings
 from kvfix.errors import UsageError
 
 REPAIR = "What to recompute"
@@ -180,6 +180,16 @@ ConfigFile = Annotated[
     Path | None, option("--config", "Settings.", COMMON, default="kvfix.toml, found upward", metavar="FILE")
 ]
 DryRun = Annotated[bool, flag("--dry-run", "Say what would be done and do nothing.", COMMON)]
+LogFormat = Annotated[
+    str | None,
+    option(
+        "--log-format",
+        f"{', '.join(LOG_FORMATS)}: lines on standard error for people, or one JSON object each.",
+        COMMON,
+        default=Settings.log_format,
+        metavar="NAME",
+    ),
+]
 Json = Annotated[bool, flag("--json", "One JSON document on standard output.", COMMON)]
 Quiet = Annotated[bool, flag("--quiet", "Print nothing on success.", COMMON)]
 
@@ -288,6 +298,7 @@ WRITING = {**LOCKING, "keep": Keep}
 ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template}
 PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "query": Query, "strategy": Strategy}
 QUALITY = {"min_mr": MinMr, "on_low": OnLow}
+LOGGING = {"log_format": LogFormat}
 WALKING = {"include": Include, "exclude": Exclude}
 ROWS = {"memory": Memory}
 

@@ -78,7 +78,10 @@ def verb(*groups: dict[str, Any], example: str) -> Callable[[Story], Command]:
             out.json, out.quiet = given.pop("json"), given.pop("quiet")
             mine = {parameter.name: given.pop(parameter.name) for parameter in own}
             config = given.pop("config") or _config_near(mine)
-            return story(Run(load_settings(given, config_file=config), out), **mine) or 0
+            logs = "log_format" in given
+            settings = load_settings(given, config_file=config)
+            out.logs = logs and settings.log_format == "json"
+            return story(Run(settings, out), **mine) or 0
 
         # typer reads the signature: the story's own parameters, then the shared ones
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
