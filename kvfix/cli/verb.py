@@ -50,8 +50,24 @@ class Run:
         )
 
     def writing(self, kv: KVFix, name: str, unless: bool = False) -> AbstractContextManager[None]:
-        """Hold the store's writer lock, unless nothing will be written."""
-        return nullcontext() if unless else kv.store.writing(name, self.settings.lock_timeout)
+        """Hold the store's writer lock, unless nothing will be written; say what it is worth where that is in doubt."""
+        if unless:
+            return nullcontext()
+        self._look_at(kv.store.path)
+        return kv.store.writing(name, self.settings.lock_timeout)
+
+    def _look_at(self, store: Path) -> None:
+        from kvfix.store.place import place_of, try_locks
+
+        notes = place_of(store).notes()
+        if not notes:
+            return
+        for line in notes:
+            self.out.warn(line)
+        locks = try_locks(store / "tmp")
+        for line in locks.notes() if locks else ():
+            self.out.complain(f"warning: {line}")
+            self.out.log("warning", "warning", message=line)
 
 
 class Command(NamedTuple):
