@@ -105,13 +105,18 @@ class KVFix:
         max_bytes: int = DEFAULT_MAX_BYTES,
         force: bool = False,
         progress: Callable[[int], None] = lambda rows: None,
+        memory: int | None = None,
     ) -> Iterator[Built]:
-        """Prefill and store every document below the paths; unchanged ones are skipped. One outcome a document."""
+        """Prefill and store every document below the paths; unchanged ones are skipped. One outcome a document.
+
+        At most `memory` bytes of rows are computed or wait to be stored at a time, but for a document that takes more
+        by itself; None allows a quarter of the free memory.
+        """
         from kvfix.pipeline.build import build
 
         for path in paths:
             _, documents = documents_at(path, self.store.corpora(), include, exclude, max_bytes)
-            yield from build(self.engine, self.store, documents, force=force, progress=progress)
+            yield from build(self.engine, self.store, documents, force=force, progress=progress, memory=memory)
 
     def diff(self, doc: str | Path, text: str | bytes | None = None) -> Change:
         """What has changed between a document's cached and its present (or the given) text. Loads no weights."""

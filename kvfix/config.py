@@ -19,15 +19,20 @@ DEFAULT_INCLUDE = ("*.md", "*.markdown", "*.txt", "*.rst")
 DEFAULT_MAX_BYTES = 16 * 2**20
 STRATEGIES = ("auto", "repair", "suffix", "full")
 ON_LOW = ("exact", "keep", "fail", "escalate")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a setting may be: `accepts` judges a typed value, `parse` makes one of an environment variable's text."""
+    """What a setting may be: `accepts` judges a value as the file has it, `typed` makes ours of it.
+
+    `parse` makes one as the file would have it of an environment variable's text.
+    """
 
     expected: str
     accepts: Callable[[Any], bool]
     parse: Callable[[str], Any] = str
+    typed: Callable[[Any], Any] = lambda value: value
 
 
 def _is_finite(value: Any) -> bool:
@@ -50,15 +55,27 @@ def _patterns(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def num_bytes(value: Any) -> int | None:
+    """The bytes that `500MB`, `20GB`, `1.5 GiB` or a bare number of them stand for; None for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", str(value).strip().lower())
+    if not found or isinstance(value, bool):
+        return None
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** (" kmgt".index(found[2]) if found[2] else 0))
+
+
 TEXT = Rule("a text that is not empty", _is_text)
-NUMBER = Rule("a number", _is_finite, float)
-SECONDS = Rule("a number of seconds, 0 or more", lambda v: _is_finite(v) and v >= 0, float)
+NUMBER = Rule("a number", _is_finite, float, float)
+SECONDS = Rule("a number of seconds, 0 or more", lambda v: _is_finite(v) and v >= 0, float, float)
+SIZE = Rule("a size like 500MB or 2GB", lambda v: bool(num_bytes(v)), typed=num_bytes)
 ROWS = Rule(
     f"a whole number, 0 or more, or {ADAPTIVE}",
     lambda v: v == ADAPTIVE or (type(v) is int and v >= 0),
     lambda text: text if text == ADAPTIVE else int(text),
 )
-PATTERNS = Rule("a list of file patterns", lambda v: isinstance(v, list | tuple) and all(map(_is_text, v)), _patterns)
+PATTERNS = Rule(
+    "a list of file patterns", lambda v: isinstance(v, list | tuple) and all(map(_is_text, v)), _patterns, tuple
+)
 DEVICE = Rule("auto, cpu or cuda[:N]", lambda v: isinstance(v, str) and bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", v)))
 
 
@@ -88,6 +105,8 @@ class Settings:
     keep: int | None = _setting(None, _whole(0))  # None: what the store itself says, 1
     lock_timeout: float = _setting(10.0, SECONDS)
     max_bytes: int = _setting(DEFAULT_MAX_BYTES, _whole(1))
+    log_format: str = _setting("text", _choice(*LOG_FORMATS))
+    memory: int | None = _setting(None, SIZE)  # None: a quarter of what is free
 
 
 RULES: dict[str, Rule] = {item.name: item.metadata["rule"] for item in fields(Settings)}
@@ -180,9 +199,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
     rule = RULES[name]
     if not rule.accepts(value):
         raise UsageError(f"{where}: expected {rule.expected}")
-    if rule in (NUMBER, SECONDS):
-        return float(value)
-    return tuple(value) if rule is PATTERNS else value
+    return rule.typed(value)
 
 
 def _unknown(kind: str, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -34,14 +34,20 @@ class UnreadableError(DocumentError):
         self.reason = reason
 
 
-def read_document(path: str | os.PathLike[str], corpus: str, max_bytes: int = DEFAULT_MAX_BYTES) -> Document:
+def read_document(
+    path: str | os.PathLike[str],
+    corpus: str,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    real: Callable[[str], str] = os.path.realpath,
+) -> Document:
     """Read one document as UTF-8, a leading byte order mark left out, line ends kept.
 
     A symlink is a document of its own, under its own path, if it leads to a file inside the corpus. Raises
     DocumentError for what is not a regular file, not complete UTF-8, holds a NUL byte, is larger than `max_bytes`,
-    leads out of the corpus, or changes under two readings.
+    leads out of the corpus, or changes under two readings. Whoever reads many may remember the `real` paths of their
+    directories.
     """
-    corpus, own_path = os.path.realpath(corpus), _own_path(path)
+    corpus, own_path = real(corpus), _own_path(path, real)
     if not _is_inside(own_path, corpus):
         raise UnreadableError(_printable(own_path), f"is outside the corpus {_printable(corpus)}")
     return _read(corpus, os.path.relpath(own_path, corpus), max_bytes)
@@ -172,10 +178,14 @@ def _read(corpus: str, relative: str, max_bytes: int) -> Document:
     doc_id = relative.replace(os.sep, "/")
     if _printable(doc_id) != doc_id:
         raise UnreadableError(_printable(doc_id), "its name is not UTF-8")
-    target = os.path.realpath(os.path.join(corpus, relative))
+    # the directory is a real one: only the last name can be a link
+    target = os.path.join(corpus, relative)
     try:
         # checked before opening: a device may act when it is opened
         mode = os.lstat(target).st_mode
+        if stat.S_ISLNK(mode):
+            target = os.path.realpath(target)
+            mode = os.lstat(target).st_mode
         if not _is_inside(target, corpus):
             raise UnreadableError(doc_id, LEADS_OUT)
         if not stat.S_ISREG(mode):
@@ -215,10 +225,10 @@ def _decode(data: bytes, doc_id: str) -> str:
     return text[1:] if data.startswith(BOM) else text
 
 
-def _own_path(path: str | os.PathLike[str]) -> str:
+def _own_path(path: str | os.PathLike[str], real: Callable[[str], str] = os.path.realpath) -> str:
     """The absolute path with every link resolved but the last name: a link is a document of its own."""
     parent, name = os.path.split(os.fspath(path).rstrip(os.sep))
-    return os.path.realpath(path) if name in ("", ".", "..") else os.path.join(os.path.realpath(parent), name)
+    return os.path.realpath(path) if name in ("", ".", "..") else os.path.join(real(parent), name)
 
 
 def _is_inside(path: str, directory: str) -> bool:

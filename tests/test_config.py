@@ -35,7 +35,8 @@ def test_every_setting_from_each_source(tmp_path):
         "store": "/s", "keep": 2, "model": "org/m", "device": "cuda:1", "dtype": "bfloat16", "template": "plain",
         "selector": "random", "k": 0, "budget": 5, "seed": 7, "query": "Who?", "strategy": "full",
         "include": ("*.md", "*.adoc"), "exclude": ("drafts",),
-        "min_mr": 1.0, "on_low": "keep", "lock_timeout": 0.0, "max_bytes": 9,
+        "min_mr": 1.0, "on_low": "keep", "lock_timeout": 0.0, "max_bytes": 9, "memory": 5,
+        "log_format": "json",
     }  # fmt: skip
     assert set(typed) == set(Settings.__dataclass_fields__)
     expected = Settings(**typed)
@@ -53,6 +54,16 @@ def test_not_given(tmp_path):
     options = {"include": [], "exclude": (), "model": None}
     assert load_settings(options, tmp_path, environ={"KVFIX_K": ""}) == Settings(include=("*.adoc",))
     assert load_settings({"k": 0, "min_mr": 0.0}, tmp_path.parent, environ={}) == Settings(k=0, min_mr=0.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("500mb", 5 * 10**8), ("7", 7), (9, 9)]
+)
+def test_a_size_is_a_number_of_bytes_wherever_it_is_given(tmp_path, given, expected):
+    write(tmp_path, f"memory = {given!r}")
+    assert load_settings(start=tmp_path, environ={}).memory == expected
+    assert load_settings({"memory": given}, tmp_path.parent, environ={}).memory == expected
+    assert load_settings({}, tmp_path.parent, environ={"KVFIX_MEMORY": str(given)}).memory == expected
 
 
 def test_an_integer_is_a_number(tmp_path):
@@ -105,6 +116,10 @@ def test_relative_paths_in_the_file_are_relative_to_it(tmp_path, monkeypatch):
         ("k = true", "k = True: expected a whole number"),
         ("k = 1.0", "k = 1.0: expected a whole number"),
         ("max_bytes = 0", "expected a whole number, 1 or more"),
+        ("memory = 0", "memory = 0: expected a size like 500MB or 2GB"),
+        ("memory = true", "memory = True: expected a size"),
+        ('memory = "much"', "memory = 'much': expected a size"),
+        ("memory = -5", "memory = -5: expected a size"),
         ('on_low = "stop"', "on_low = 'stop': expected one of exact, keep, fail"),
         ('strategy = "fast"', "expected one of auto, repair, suffix, full"),
         ('dtype = "int8"', "expected one of auto, float32, bfloat16, float16"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -59,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     prepare_streams()
-    out = Output(json="--json" in given)
+    # also for what is wrong before the options are read
+    out = Output(
+        json="--json" in given, logs="--log-format=json" in given or ("--log-format", "json") in pairwise(given)
+    )
     command = typer.main.get_command(app)
     return guarded(out, lambda: command.main(given, prog_name="kvfix", standalone_mode=False, obj=out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvfix.cli import words
 from kvfix.cli.bar import Bar
-from kvfix.cli.options import ENGINE, WALKING, WRITING, DryRun, Force, Paths
+from kvfix.cli.options import ENGINE, LOGGING, ROWS, WALKING, WRITING, DryRun, Force, Paths
 from kvfix.cli.survey import Line, patterns, require_documents, survey, totals
 from kvfix.cli.verb import Run, verb
 from kvfix.corpus import resolve_corpus
@@ -25,13 +26,16 @@ STYLES = {"built": "green", "planned": "cyan", "unchanged": "dim"}
 SOME_SKIPPED = 3
 
 
-@verb(WALKING, ENGINE, WRITING, example="kvfix build docs --exclude 'drafts/*'")
+@verb(WALKING, ROWS, ENGINE, LOGGING, WRITING, example="kvfix build docs --exclude 'drafts/*'")
 def build(run: Run, paths: Paths, force: Force = False, dry_run: DryRun = False) -> int:
     """Prefill and store every document below the paths.
 
     Unchanged documents are passed over; those that cannot be read are reported, and the rest is done.
     """
     start = time.perf_counter()
+    run.out.log(
+        "info", "begin", verb="build", paths=[str(path) for path in paths], store=run.settings.store, pid=os.getpid()
+    )
     lines = []
     # closed at once when we are interrupted: what is being written is finished before the lock goes
     with closing((_planned if dry_run else _built)(run, paths, force)) as done:
@@ -41,9 +45,18 @@ def build(run: Run, paths: Paths, force: Force = False, dry_run: DryRun = False)
     sums = totals(lines)
     seconds = time.perf_counter() - start
     documents = [line.to_json() for line in lines]
+    run.out.log("info", "end", verb="build", totals=sums, timing_ms={"total": seconds * 1e3})
     run.out.document({"schema": "kvfix.build/1", "documents": documents, "totals": sums | {"total_ms": seconds * 1e3}})
     run.out.show(_summary(lines, seconds))
+    _warn_of_large(run, lines)
     return SOME_SKIPPED if sums["skipped"] else 0
+
+
+def _warn_of_large(run: Run, lines: Sequence[Line]) -> None:
+    allowed = run.settings.memory
+    for line in lines:
+        if allowed is not None and line.outcome == "built" and line.record and line.record.cache_bytes > allowed:
+            run.out.warn(f"{line.doc_id} takes {words.size(line.record.cache_bytes)} by itself, more than --memory")
 
 
 def _planned(run: Run, paths: Sequence[Path], force: bool) -> Generator[Line]:
@@ -69,12 +82,17 @@ def _built(run: Run, paths: Sequence[Path], force: bool) -> Generator[Line]:
 
 def _built_below(run: Run, kv: KVFix, path: Path, force: bool, bar: Bar) -> Generator[Line]:
     corpus = resolve_corpus(path, kv.store.corpora())
-    with closing(kv.build(path, **patterns(run.settings), force=force, progress=bar.advance)) as results:  # type: ignore[type-var]
+    memory = run.settings.memory
+    built_below = kv.build(path, **patterns(run.settings), force=force, progress=bar.advance, memory=memory)
+    with closing(built_below) as results:  # type: ignore[type-var]
         for built in results:
             yield Line(corpus, built.doc_id, built.outcome, built.reason, built.record, built.timing_ms)
 
 
 def _show(run: Run, line: Line) -> None:
+    if line.outcome != "unchanged":
+        told = {name: value for name, value in line.to_json().items() if value is not None}
+        run.out.log("error" if line.outcome == "skipped" else "info", "document", **told)
     if line.outcome == "skipped":
         run.out.complain(f"skipped  {line.doc_id}: {line.reason}")
     elif run.out.speaks and line.outcome != "unchanged":

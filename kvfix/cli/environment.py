@@ -52,11 +52,18 @@ def demo_model() -> str | None:
 
 def place_facts(store: str) -> dict[str, Any]:
     """The store's directory as the system sees it; the nearest existing one where it is not there yet."""
+    from kvfix.store.place import place_of, try_locks
+
     path = Path(store).absolute()
     nearest = next(place for place in (path, *path.parents) if place.exists())
+    place, locks = place_of(nearest), try_locks(path / "tmp")
     return {
         "path": str(path),
         "readable": os.access(nearest, os.R_OK | os.X_OK),
         "writable": os.access(nearest, os.W_OK | os.X_OK),
         "free_bytes": shutil.disk_usage(nearest).free,
+        "file_system": place.kind,
+        "network": place.family is not None,
+        "locks": locks and vars(locks),  # None: could not be tried, for want of a store or of a right to write there
+        "notes": [*(locks.notes() if locks else ()), *place.notes()],
     }

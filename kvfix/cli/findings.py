@@ -61,6 +61,10 @@ def _store(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     access = [name for name in ("readable", "writable") if facts[name]]
     yield "access", Text(", ".join(access) or "none", "" if len(access) == 2 else "yellow")
     yield "free", words.size(facts["free_bytes"])
+    yield "file system", f"{facts['file_system'] or 'unknown'}{', over a network' if facts['network'] else ''}"
+    yield "locks", _locks(facts["locks"])
+    for line in facts["notes"]:
+        yield "note", Text(words.visible(line), "yellow")
     if "num_documents" not in facts:
         return
     yield (
@@ -71,6 +75,13 @@ def _store(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "debt", words.count(facts["stale_rows"], "stale row") if facts["stale_rows"] else "none"
     for built in facts["models"]:
         yield "built by", f"{built['name'] or 'an unknown model'} {built['dtype'] or ''} ({built['fingerprint']})"
+
+
+def _locks(found: dict[str, bool] | None) -> Text:
+    if found is None:
+        return Text("not tried", "dim")
+    held = all(found.values())
+    return Text("another process was kept out" if held else "another process was NOT kept out", "" if held else "red")
 
 
 def _model(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from kvfix.config import ON_LOW, STRATEGIES, Settings
+from kvfix.config import LOG_FORMATS, ON_LOW, STRATEGIES, Settings
 from kvfix.core import DEFAULT_SELECTOR
 from kvfix.errors import UsageError
 
@@ -151,6 +151,16 @@ PassBudget = Annotated[
 RefreshBudget = Annotated[
     str | None, option("--refresh-budget", "Then refresh for so long the documents with debt.", PASS, metavar="TIME")
 ]
+Memory = Annotated[
+    str | None,
+    option(
+        "--memory",
+        "Rows that are computed or wait to be stored at a time: 500MB, 2GB. One document is always allowed.",
+        PASS,
+        default="a quarter of the free memory",
+        metavar="SIZE",
+    ),
+]
 MaxDocuments = Annotated[int | None, option("--max", "At most so many documents.", PASS, metavar="N", least=1)]
 MinDebt = Annotated[
     int, option("--min-debt", "Only documents with so many stale rows.", PASS, default=1, metavar="ROWS", least=1)
@@ -184,6 +194,16 @@ ConfigFile = Annotated[
     Path | None, option("--config", "Settings.", COMMON, default="kvfix.toml, found upward", metavar="FILE")
 ]
 DryRun = Annotated[bool, flag("--dry-run", "Say what would be done and do nothing.", COMMON)]
+LogFormat = Annotated[
+    str | None,
+    option(
+        "--log-format",
+        f"{', '.join(LOG_FORMATS)}: lines on standard error for people, or one JSON object each.",
+        COMMON,
+        default=Settings.log_format,
+        metavar="NAME",
+    ),
+]
 Json = Annotated[bool, flag("--json", "One JSON document on standard output.", COMMON)]
 Quiet = Annotated[bool, flag("--quiet", "Print nothing on success.", COMMON)]
 
@@ -294,7 +314,9 @@ WRITING = {**LOCKING, "keep": Keep}
 ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template}
 PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "query": Query, "strategy": Strategy}
 QUALITY = {"min_mr": MinMr, "on_low": OnLow}
+LOGGING = {"log_format": LogFormat}
 WALKING = {"include": Include, "exclude": Exclude}
+ROWS = {"memory": Memory}
 
 
 def parameters(group: dict[str, Any]) -> list[Parameter]:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,11 +20,16 @@ WIDE = 160  # columns where no terminal sets them
 
 
 class Output:
-    """What one command prints, and how: for people, quietly, or as JSON."""
+    """What one command prints, and how: for people, quietly, or as JSON.
 
-    def __init__(self, json: bool = False, quiet: bool = False) -> None:
+    Where it `logs`, standard error has one JSON object a line instead of what is for people: `time`, `level`, `event`
+    and what belongs to the event.
+    """
+
+    def __init__(self, json: bool = False, quiet: bool = False, logs: bool = False) -> None:
         self.json = json
         self.quiet = quiet
+        self.logs = logs
         self._told = False  # the JSON document that a command ends with
 
     # ---- for people
@@ -31,7 +37,7 @@ class Output:
     @property
     def speaks(self) -> bool:
         """Whether tables and notes are wanted."""
-        return not (self.json or self.quiet)
+        return not (self.json or self.quiet or self.logs)
 
     @property
     def draws(self) -> bool:
@@ -48,25 +54,27 @@ class Output:
         """Standard error."""
         return console(sys.stderr)
 
-    def show(self, *parts: RenderableType) -> None:
-        """Print tables and lines."""
+    def show(self, *parts: RenderableType, fitted: bool = False) -> None:
+        """Print tables and lines; those that are `fitted` to the width already are not looked at again."""
         if self.speaks:
             for part in parts:
-                self.people.print(part)
+                self.people.print(part, soft_wrap=fitted)
 
     def note(self, line: str) -> None:
         """Say in passing what is going on."""
+        self.log("info", "note", message=line)
         if self.speaks:
             self.people.print(words.safe(line), style="dim", soft_wrap=True)
 
     def warn(self, line: str) -> None:
         """Say what nobody should overlook."""
+        self.log("warning", "warning", message=line)
         if self.speaks:
             self.people.print(words.safe(f"warning: {line}"), style="yellow", soft_wrap=True)
 
     def complain(self, line: str) -> None:
-        """Say what went wrong, also where only success is quiet."""
-        if not self.json:
+        """Say what went wrong, also where only success is quiet; what a log is to say has been logged."""
+        if not (self.json or self.logs):
             self.people.print(words.safe(line), style="red", soft_wrap=True)
 
     @contextmanager
@@ -77,6 +85,20 @@ class Output:
             return
         with self.people.status(line, spinner="line", spinner_style="dim") as status:
             yield status.update
+
+    # ---- for logs
+
+    def log(self, level: str, event: str, **fields: Any) -> None:
+        """Print a line of the log, where one is kept; a quiet one has warnings and errors alone."""
+        if self.logs and not (self.quiet and level == "info"):
+            from kvfix.store.jsonfile import plain
+
+            now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+            body = {"time": now, "level": level, "event": event, **fields}
+            try:
+                print(json.dumps(_rounded(plain(body)), allow_nan=False), file=sys.stderr, flush=True)
+            except BrokenPipeError:
+                _to_nowhere(sys.stderr)
 
     # ---- data
 
@@ -118,6 +140,7 @@ class Output:
                 self._print_json({"schema": "kvfix.error/1", "error": error})
         else:
             self.complain(f"error: {message}")
+        self.log("error", "error", code=code, message=message, exit_code=exit_code)
         return exit_code
 
     def hang_up(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvfix.cli import words
-from kvfix.cli.options import ENGINE, WRITING, Below, DryRun, MaxDocuments, MinDebt, PassBudget
+from kvfix.cli.options import ENGINE, LOGGING, WRITING, Below, DryRun, MaxDocuments, MinDebt, PassBudget
 from kvfix.cli.verb import Run, verb
 from kvfix.errors import DocumentError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kvfix.pipeline.tally import Tally
 
 
-@verb(ENGINE, WRITING, example="kvfix refresh docs --time-budget 10m --min-debt 500")
+@verb(ENGINE, LOGGING, WRITING, example="kvfix refresh docs --time-budget 10m --min-debt 500")
 def refresh(
     run: Run,
     path: Below = None,
@@ -43,6 +44,7 @@ def refresh(
         max_bytes=run.settings.max_bytes,
         dry_run=dry_run,
     )
+    run.out.log("info", "begin", verb="refresh", store=run.settings.store, pid=os.getpid())
     start, tally = time.perf_counter(), Tally(0.0)
     paths = [] if path is None else [path]
     with (
@@ -62,6 +64,7 @@ def refresh(
             "timing_ms": {"total": total_ms},
         }
     )
+    run.out.log("info", "end", verb="refresh", totals=sums, stale_rows=left_rows, timing_ms={"total": total_ms})
     said = ", ".join(f"{sums[name]:,} {name}" for name in sums if name != "documents" and sums[name])
     run.out.show(f"{said or 'no document has debt'} in {words.duration(total_ms)}; {words.count(left_rows)} stale rows")
     return DocumentError.exit_code if tally.num_failures else 0
@@ -74,8 +77,11 @@ def refreshed(
     with closing(kv.refresh(*paths, options=options, notify=say)) as reports:  # type: ignore[type-var]
         for done in reports:
             tally.add_refreshed(done)
-            run.out.line(done.to_json())
+            body = done.to_json()
+            run.out.line(body)
             _show(run, done)
+            told = {name: value for name, value in body.items() if name != "schema" and value is not None}
+            run.out.log("error" if done.failing else "info", "refreshed", **told)
 
 
 def budget(text: str | None, option: str) -> float | None:

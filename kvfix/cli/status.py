@@ -11,10 +11,11 @@ from kvfix.cli.options import READING, Below
 from kvfix.cli.verb import Run, verb
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from kvfix.pipeline.status import DocumentStatus
 
+COLUMNS = ("document", "tokens", "state", "stale rows", "edits", "MR", "stored", "cache")
 ROOMY = 96  # columns of a terminal from which all figures are shown
 STYLES = {"exact": "green", "repaired": "cyan", "stale": "yellow", "missing": "red"}
 
@@ -34,32 +35,27 @@ def status(run: Run, path: Below = None) -> None:
         if not found:
             run.out.note(f"no documents in {kv.store.path}; build some with: kvfix build PATH")
         elif run.out.speaks:
-            roomy = run.out.people.width >= ROOMY
             for corpus, documents in groupby(found, key=lambda s: s.record.corpus):
-                run.out.show(_table(corpus, list(documents), roomy))
+                run.out.show(*_table(corpus, list(documents), run.out.people.width), fitted=True)
             run.out.show(_summary(sums))
 
 
-def _table(corpus: str, found: list[DocumentStatus], roomy: bool) -> Table:
-    from rich.table import Table
-
-    table = Table(title=words.visible(corpus), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("document", overflow="fold")
-    names = ("tokens", "state", "stale rows", "edits", "MR", "stored", "cache")[: 7 if roomy else 6]
-    for name in names:
-        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
-    for status in found:
-        table.add_row(*islice(_cells(status), len(names) + 1))
-    return table
-
-
-def _cells(found: DocumentStatus) -> Iterator[Any]:
+def _table(corpus: str, found: list[DocumentStatus], width: int) -> Iterator[RenderableType]:
     from rich.text import Text
 
+    from kvfix.cli.layout import listing
+
+    num_columns = len(COLUMNS) if width >= ROOMY else len(COLUMNS) - 1
+    yield Text(words.visible(corpus), "bold")
+    rows = [[*islice(_cells(status), num_columns)] for status in found]
+    yield listing(COLUMNS[:num_columns], rows, left=(0, COLUMNS.index("state")), styles=STYLES, width=width)
+
+
+def _cells(found: DocumentStatus) -> Iterator[str]:
     record = found.record
     yield words.visible(record.doc_id)
     yield words.count(record.num_tokens)
-    yield Text(found.state, STYLES[found.state])
+    yield found.state
     yield words.count(record.stale_rows) if record.stale_rows else words.NONE
     yield words.count(record.edits_behind) if record.edits_behind else words.NONE
     yield words.figure(record.last_mr)

@@ -14,7 +14,9 @@ from kvfix.cli import textfile, words
 from kvfix.cli.edit import planning
 from kvfix.cli.options import (
     ENGINE,
+    LOGGING,
     PLANNING,
+    ROWS,
     WALKING,
     WRITING,
     AllowEmpty,
@@ -44,13 +46,18 @@ if TYPE_CHECKING:
 SCHEMA = "kvfix.sync/1"
 STYLES = {"removed": "yellow", "pruned": "yellow", "left": "yellow", "planned": "cyan"}
 TROUBLES = ("skipped", "failed")
+# of a document and of the summary, in a log
+FIELDS = ("doc", "corpus", "outcome", "reason", "origin", "version", "num_tokens", "escalated_to", "timing_ms")
+LOGGED = ("totals", "num_sampled", "mr_sample_median", "num_low", "num_escalated", "refresh", "hook", "timing_ms")
 
 
 @verb(
     WALKING,
     PLANNING,
     {"min_mr": LeastMr},
+    ROWS,
     ENGINE,
+    LOGGING,
     WRITING,
     example="kvfix sync docs --prune --time-budget 10m --quiet",
 )
@@ -78,6 +85,9 @@ def sync(
     )
     told = hooks.parse(hook) if hook is not None else None
     refresh_s = budget(refresh_budget, "--refresh-budget")
+    run.out.log(
+        "info", "begin", verb="sync", paths=[str(path) for path in paths], store=run.settings.store, pid=os.getpid()
+    )
     this = _Pass(run, paths, options, allow_empty, refresh_s, counts=run.out.json or metrics is not None)
     if dry_run:
         this.plan()
@@ -103,6 +113,7 @@ def _options(run: Run, *, time_budget: str | None, **more: Any) -> SyncOptions:
         edit=planning(settings),
         min_mr=MIN_MR if wanted is None else wanted,
         time_budget=budget(time_budget, "--time-budget"),
+        memory=run.settings.memory,
         **more,
     )
 
@@ -136,7 +147,7 @@ class _Pass:
 
         self.run, self.out, self.paths, self.options = run, run.out, paths, options
         self.allow_empty, self.refresh_s, self.counts = allow_empty, refresh_s, counts
-        self.tally: Tally = Tally(options.min_mr)
+        self.tally: Tally = Tally(options.min_mr, options.memory)
         self.states: dict[str, int] | None = None
         self.seconds = {"sync": 0.0, "refresh": 0.0}
         self.start = time.perf_counter()
@@ -179,6 +190,7 @@ class _Pass:
             for done in reports:
                 self.tally.add(done)
                 self.out.line(done.to_json()) if self.out.json else _show(self.run, done)
+                _log(self.run, done)
 
     def _refresh(self, kv: KVFix, say: Any) -> None:
         from kvfix.pipeline.refresh import RefreshOptions
@@ -206,10 +218,13 @@ class _Pass:
             problem = textfile.write(metrics, self._figures())
             warnings += [problem] if problem else []
         total_s = time.perf_counter() - self.start
-        self.out.document(self._summary(ended, warnings, total_s))
+        summary = self._summary(ended, warnings, total_s)
+        self.out.document(summary)
         self.out.show(_said(self.tally, total_s))
         for line in warnings:
             self.out.complain(f"warning: {line}")
+            self.out.log("warning", "warning", message=line)
+        self.out.log("info", "end", verb="sync", **{name: summary[name] for name in LOGGED})
 
     def _summary(self, ended: hooks.Ended | None, warnings: list[str], total_s: float) -> dict[str, Any]:
         return {
@@ -247,6 +262,13 @@ def _show(run: Run, done: Synced) -> None:
         run.out.complain(f"{done.outcome:<11}  {done.doc_id}: {done.reason}")
     elif run.out.speaks and done.outcome != "unchanged":
         run.out.show(_line(done, run.out.width))
+
+
+def _log(run: Run, done: Synced) -> None:
+    if run.out.logs and done.outcome != "unchanged":
+        body = done.to_json()
+        level = "error" if done.outcome in TROUBLES else "info"
+        run.out.log(level, "document", **{name: body[name] for name in FIELDS if body.get(name) is not None})
 
 
 def _line(done: Synced, width: int | None) -> Text:

@@ -50,8 +50,24 @@ class Run:
         )
 
     def writing(self, kv: KVFix, name: str, unless: bool = False) -> AbstractContextManager[None]:
-        """Hold the store's writer lock, unless nothing will be written."""
-        return nullcontext() if unless else kv.store.writing(name, self.settings.lock_timeout)
+        """Hold the store's writer lock, unless nothing will be written; say what it is worth where that is in doubt."""
+        if unless:
+            return nullcontext()
+        self._look_at(kv.store.path)
+        return kv.store.writing(name, self.settings.lock_timeout)
+
+    def _look_at(self, store: Path) -> None:
+        from kvfix.store.place import place_of, try_locks
+
+        notes = place_of(store).notes()
+        if not notes:
+            return
+        for line in notes:
+            self.out.warn(line)
+        locks = try_locks(store / "tmp")
+        for line in locks.notes() if locks else ():
+            self.out.complain(f"warning: {line}")
+            self.out.log("warning", "warning", message=line)
 
 
 class Command(NamedTuple):
@@ -78,7 +94,10 @@ def verb(*groups: dict[str, Any], example: str) -> Callable[[Story], Command]:
             out.json, out.quiet = given.pop("json"), given.pop("quiet")
             mine = {parameter.name: given.pop(parameter.name) for parameter in own}
             config = given.pop("config") or _config_near(mine)
-            return story(Run(load_settings(given, config_file=config), out), **mine) or 0
+            logs = "log_format" in given
+            settings = load_settings(given, config_file=config)
+            out.logs = logs and settings.log_format == "json"
+            return story(Run(settings, out), **mine) or 0
 
         # typer reads the signature: the story's own parameters, then the shared ones
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from kvfix import config
 from kvfix.errors import UsageError
 
 NONE = "-"
@@ -66,6 +67,8 @@ def visible(text: str) -> str:
 
 def safe(text: str) -> str:
     """The text on its lines, with signs for anything else that a terminal would act on."""
+    if text.isprintable():
+        return text
     return "".join(char if char in "\n\t" or _is_plain(char) else f"\\u{ord(char):04x}" for char in text)
 
 
@@ -91,11 +94,10 @@ def middle(text: str, most: int) -> str:
 
 def num_bytes(text: str, option: str) -> int:
     """What `500MB`, `20GB`, `1.5 GiB` or a bare number of bytes amounts to. Raises `UsageError`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?", text.strip().lower())
-    if not found:
+    found = config.num_bytes(text)
+    if found is None:
         raise UsageError(f"{option} {text}: expected a size like 500MB or 20GB")
-    base = 1024 if found[3] else 1000
-    return int(float(found[1]) * base ** (" kmgt".index(found[2]) if found[2] else 0))
+    return found
 
 
 def seconds(text: str, option: str) -> float:

@@ -195,6 +195,12 @@ class Engine:
             raise UnsupportedModelError(f"{self.name}: its layers' keys differ in shape: {sorted(shapes)}")
         return CacheShape(len(layers), *shapes.pop())
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token in all layers, keys and values."""
+        layers, heads, key_dim, value_dim = self.shape
+        return layers * heads * (key_dim + value_dim) * self.dtype.itemsize
+
     # ---- text
 
     def encode(self, text: str) -> Encoding:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvfix import debt
@@ -12,6 +12,7 @@ from kvfix.core import Document
 from kvfix.corpus import Skipped
 from kvfix.errors import DocumentError
 from kvfix.pipeline.admission import admit, require_key
+from kvfix.pipeline.behind import Behind, Computed
 from kvfix.pipeline.clock import Clock
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class Built:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
+    """A document to be prefilled in the place of its head."""
+
     document: Document
     token_ids: np.ndarray
     head: VersionRecord | None
@@ -50,60 +53,75 @@ def build(
     *,
     force: bool = False,
     progress: Callable[[int], None] = lambda rows: None,
+    memory: int | None = None,
 ) -> Iterator[Built]:
     """Prefill and store what is new or changed; one outcome a document, in order of completion.
 
     Unchanged documents are skipped unless `force`. A document that cannot be done is reported as skipped and the
-    rest goes on. Raises `ModelMismatchError` for a document that another model built (unless `force`), and what the
-    gate and the store raise; whatever was committed until then stays.
+    rest goes on. At most `memory` bytes of rows are computed or wait to be written at a time, but for a document that
+    takes more by itself; None allows a quarter of the free memory. Raises `ModelMismatchError` for a document that
+    another model built (unless `force`), and what the gate and the store raise; what was committed until then stays.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="kvfix-write") as writer:
-        behind: list[Future[Built]] = []
-        for batch in _batches(engine, store, documents, force):
-            if isinstance(batch, Built):
-                yield batch
+    with Behind[Built](memory) as behind:
+        pack: list[Job] = []
+        for document in documents:
+            job = _job(engine, store, document, force)
+            if isinstance(job, Built):
+                yield job
                 continue
             admit(engine, store)
-            computed = _prefill(engine, batch, progress)
-            # at most one batch waits for the disk, so memory stays bounded
-            yield from (future.result() for future in behind)
-            behind = [writer.submit(_write, engine, store, job, cache, ms) for job, cache, ms in computed]
-        yield from (future.result() for future in behind)
+            if pack and not fits(engine, pack, job, behind.most_bytes):
+                yield from _prefilled(engine, store, pack, behind, progress)
+                pack = []
+            pack.append(job)
+        if pack:
+            yield from _prefilled(engine, store, pack, behind, progress)
+        yield from behind.rest()
+
+
+def _prefilled(
+    engine: Engine, store: Store, pack: Sequence[Job], behind: Behind[Built], progress: Callable[[int], None]
+) -> Iterator[Built]:
+    """Compute a pack and hand it to the writer; the outcomes that have come until then."""
+    yield from behind.results(num_rows(pack) * engine.row_bytes)
+    for piece in prefill(engine, store, pack, progress):
+        behind.hand(piece)
+
+
+def num_rows(jobs: Sequence[Job]) -> int:
+    return sum(len(job.token_ids) for job in jobs)
+
+
+def fits(engine: Engine, pack: Sequence[Job], job: Job, most_bytes: int) -> bool:
+    """Whether a document may share the pass of others: together they are short, and take at most `most_bytes`."""
+    total = num_rows(pack) + len(job.token_ids)
+    return total <= PACK_ROWS and total * engine.row_bytes <= most_bytes
+
+
+def prefill(
+    engine: Engine, store: Store, jobs: Sequence[Job], progress: Callable[[int], None] = lambda rows: None
+) -> list[Computed[Built]]:
+    """The documents' caches, computed in one pass, and how to store them. Raises `NonFiniteError` when stored."""
+    return [
+        Computed(partial(_write, engine, store, job, cache, ms), 0 if cache is None else len(cache) * cache.row_bytes)
+        for job, cache, ms in _prefill(engine, jobs, progress)
+    ]
+
+
+def fresh(engine: Engine, store: Store, document: Document, head: VersionRecord | None) -> Computed[VersionRecord]:
+    """Prefill one document, to be committed as a new base."""
+    encoding = engine.encode(document.text)
+    cache = engine.prefill(encoding.token_ids) if len(encoding.offsets) else None
+    num_bytes = 0 if cache is None else len(cache) * cache.row_bytes
+    return Computed(partial(_commit, engine, store, document, cache, head), num_bytes)
 
 
 def store_fresh(engine: Engine, store: Store, document: Document, head: VersionRecord | None) -> VersionRecord:
     """Prefill one document and commit it as a new base."""
-    encoding = engine.encode(document.text)
-    cache = engine.prefill(encoding.token_ids) if len(encoding.offsets) else None
-    return _commit(engine, store, document, cache, head)
+    return fresh(engine, store, document, head).commit()
 
 
-def build_one(engine: Engine, store: Store, document: Document, token_ids: np.ndarray) -> Built:
-    """Prefill and store one document that is not in the store. Raises what `build` does, and `NonFiniteError`."""
-    admit(engine, store)
-    ((job, cache, prefill_ms),) = _prefill(engine, [_Job(document, token_ids, None)], lambda rows: None)
-    return _write(engine, store, job, cache, prefill_ms)
-
-
-def _batches(
-    engine: Engine, store: Store, documents: Iterable[Document | Skipped], force: bool
-) -> Iterator[Built | list[_Job]]:
-    """Documents that are done already, and jobs in packs whose rows fit one pass."""
-    pack: list[_Job] = []
-    for document in documents:
-        job = _job(engine, store, document, force)
-        if isinstance(job, Built):
-            yield job
-            continue
-        if pack and sum(len(j.token_ids) for j in pack) + len(job.token_ids) > PACK_ROWS:
-            yield pack
-            pack = []
-        pack.append(job)
-    if pack:
-        yield pack
-
-
-def _job(engine: Engine, store: Store, document: Document | Skipped, force: bool) -> Built | _Job:
+def _job(engine: Engine, store: Store, document: Document | Skipped, force: bool) -> Built | Job:
     if isinstance(document, Skipped):
         return Built(document.doc_id, "skipped", document.reason)
     head = store.head(document.corpus, document.doc_id)
@@ -115,12 +133,12 @@ def _job(engine: Engine, store: Store, document: Document | Skipped, force: bool
         ids = engine.encode(document.text).token_ids
     except DocumentError as error:
         return Built(document.doc_id, "skipped", error.message)
-    return _Job(document, ids, head)
+    return Job(document, ids, head)
 
 
 def _prefill(
-    engine: Engine, jobs: list[_Job], progress: Callable[[int], None]
-) -> list[tuple[_Job, KVCache | None, float]]:
+    engine: Engine, jobs: Sequence[Job], progress: Callable[[int], None]
+) -> list[tuple[Job, KVCache | None, float]]:
     """The jobs' caches; empty documents have none."""
     clock = Clock()
     filled = [job for job in jobs if len(job.token_ids) > len(engine.text.prefix)]
@@ -138,7 +156,7 @@ def _prefill(
     ]
 
 
-def _write(engine: Engine, store: Store, job: _Job, cache: KVCache | None, prefill_ms: float) -> Built:
+def _write(engine: Engine, store: Store, job: Job, cache: KVCache | None, prefill_ms: float) -> Built:
     clock = Clock({"prefill": prefill_ms})
     with clock("persist"):
         record = _commit(engine, store, job.document, cache, job.head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,8 @@ from kvfix.core import Document, Notify, RepairPlan
 from kvfix.errors import LowQualityError
 from kvfix.pipeline import measure
 from kvfix.pipeline.admission import admit, recall, require_key
-from kvfix.pipeline.build import store_fresh
+from kvfix.pipeline.behind import Computed, nothing_to_store
+from kvfix.pipeline.build import fresh
 from kvfix.pipeline.clock import Clock
 from kvfix.pipeline.load import load_cache, read_rows
 from kvfix.pipeline.plan import Change, EditOptions, compare, exactly, plan_repair
@@ -37,6 +39,10 @@ class Patch:
     keys: torch.Tensor  # [L, H, M, D], on the CPU
     values: torch.Tensor
 
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
 
 def edit(
     engine: Engine,
@@ -51,22 +57,33 @@ def edit(
     Raises `ModelMismatchError`, `DocumentError` (too long), `NonFiniteError`, `LowQualityError`, and what the store
     raises; in each case the old entry stands.
     """
-    options = options or EditOptions()
+    return compute(engine, store, record, document, options or EditOptions(), notify).commit()
+
+
+def compute(
+    engine: Engine,
+    store: Store,
+    record: VersionRecord,
+    document: Document,
+    options: EditOptions,
+    notify: Notify = lambda line: None,
+) -> Computed[EditReport]:
+    """`edit` as far as its commit, which a writer may make later, in another thread."""
     clock = Clock()
     require_key(engine, store, record)
     blank = EditReport(engine, document, options, clock, previous=record)
     if document.sha256 == record.text_sha256:
-        return blank.ended("unchanged", "the text is the one that is cached", record=record)
+        return nothing_to_store(blank.ended("unchanged", "the text is the one that is cached", record=record))
     if record.num_tokens == 0 or not document.text:
         return _build_anew(engine, store, record, blank)
     change = compare(engine, store, record, document, clock)
-    return edit_change(engine, store, change, options, clock, notify)
+    return compute_change(engine, store, change, options, clock, notify)
 
 
-def edit_change(
+def compute_change(
     engine: Engine, store: Store, change: Change, options: EditOptions, clock: Clock, notify: Notify = lambda line: None
-) -> EditReport:
-    """`edit`, of a change that has been found already; what finding it took stands on the clock."""
+) -> Computed[EditReport]:
+    """`compute`, of a change that has been found already; what finding it took stands on the clock."""
     record = change.snapshot.record
     blank = EditReport(engine, change.document, options, clock, previous=record)
     if not recall(engine, store) and not options.dry_run:
@@ -75,17 +92,18 @@ def edit_change(
         plan = plan_repair(engine, change, options, clock)
     planned = blank.ended("planned", plan.reason or "dry run: nothing was computed or stored", change=change, plan=plan)
     if options.dry_run:
-        return planned
+        return nothing_to_store(planned)
     return _Repair(engine, store, record, change, options, clock, notify).run(plan, planned)
 
 
-def _build_anew(engine: Engine, store: Store, record: VersionRecord, blank: EditReport) -> EditReport:
+def _build_anew(engine: Engine, store: Store, record: VersionRecord, blank: EditReport) -> Computed[EditReport]:
     """From or to an empty document there is nothing to repair."""
     reason = "the document was empty" if record.num_tokens == 0 else "the document is empty now"
     if blank.options.dry_run:
-        return blank.ended("planned", reason)
+        return nothing_to_store(blank.ended("planned", reason))
     admit(engine, store)
-    return blank.ended("reprefilled", reason, record=store_fresh(engine, store, blank.document, record))
+    base = fresh(engine, store, blank.document, record)
+    return Computed(lambda: blank.ended("reprefilled", reason, record=base.commit()), base.num_bytes)
 
 
 class _Repair:
@@ -107,7 +125,7 @@ class _Repair:
         self.probes, self.num_skipped = make_probes(engine, change, options, self.warnings)
         self.room = room_for(self.probes)
 
-    def run(self, plan: RepairPlan, planned: EditReport) -> EditReport:
+    def run(self, plan: RepairPlan, planned: EditReport) -> Computed[EditReport]:
         stale = self._ask_stale() if self.options.verify else None
         patch, repaired = self._recompute(plan)
         fresh = self._ask_fresh() if self.options.verify else None
@@ -123,19 +141,24 @@ class _Repair:
         if self.options.measure:
             self.notify(f"timing {measure.ROUNDS} rounds of repair, suffix and full prefill")
         measured = measure.medians(self.engine, self.change, plan) if self.options.measure else None
-        record = self._commit(plan, patch, quality, escalated_to(attempts))
         outcome = "repaired" if plan.strategy == "repair" else "reprefilled"
-        return planned.ended(
+        done = planned.ended(
             outcome,
             plan.reason,
             plan=plan,
             quality=quality,
             measured=measured,
-            record=record,
-            changed_bytes=patch.keys.nbytes + patch.values.nbytes,
+            changed_bytes=patch.num_bytes,
             warnings=(*self.warnings, *_warnings(quality)),
             attempts=tuple(attempts),
         )
+        record = partial(self._commit, plan, patch, quality, escalated_to(attempts))
+        return Computed(lambda: replace(done, record=record()), patch.num_bytes + self._folding_bytes(patch))
+
+    def _folding_bytes(self, patch: Patch) -> int:
+        """What storing takes besides the patch: all rows, where they are folded into a new base."""
+        folds = self.store.should_fold(self.record, len(patch.positions))
+        return len(patch.source) * self.record.row_bytes if folds else 0
 
     def _ask_stale(self) -> Arm | None:
         """The old version's cache answers; that also warms the process up for what is timed."""

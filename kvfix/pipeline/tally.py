@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvfix.pipeline.refresh import Refreshed
     from kvfix.pipeline.sync import Synced
-    from kvfix.store import Store
+    from kvfix.store import Store, VersionRecord
 
-CHANGING = ("built", "repaired", "reprefilled", "relinked", "pruned")
+COMPUTED = ("built", "repaired", "reprefilled")
+CHANGING = (*COMPUTED, "relinked", "pruned")
 FAILING = ("skipped", "failed")
 OUTCOMES = (*CHANGING, "unchanged", "removed", "left", "planned", *FAILING)
 REFRESH_OUTCOMES = ("reprefilled", "left", "planned", "skipped", "failed")
@@ -24,6 +25,7 @@ class Tally:
     """Counts of one pass; `add` and `add_refreshed` change it in place."""
 
     min_mr: float
+    memory: int | None = None  # bytes of rows that were allowed at a time
     outcomes: Counter[str] = field(default_factory=Counter)
     refreshes: Counter[str] = field(default_factory=Counter)
     changed: dict[tuple[str, str], None] = field(default_factory=dict)  # keys of what was changed, in order
@@ -33,6 +35,8 @@ class Tally:
     num_escalated: int = 0
     num_recomputed: int = 0
     num_refresh_failures: int = 0
+    num_over: int = 0  # documents whose cache alone is more than the memory allowed
+    largest: tuple[int, str] = (0, "")  # of these: bytes and name
 
     def add(self, done: Synced) -> None:
         """Count what became of a document, or of a directory that cannot be walked."""
@@ -46,6 +50,8 @@ class Tally:
             self.behind[key] = "stale" if done.record else "uncached"
         elif done.outcome == "removed":
             self.behind[key] = "missing"
+        if done.outcome in COMPUTED and done.record is not None:
+            self._weigh(done.record)
         if done.report is not None:
             attempts = done.report.attempts
             self.num_recomputed += sum(attempt.num_rows for attempt in attempts)
@@ -53,6 +59,11 @@ class Tally:
             self.num_sampled += done.sampled
             if done.sampled and attempts and attempts[0].mr_median is not None:
                 self.sample_mrs.append(attempts[0].mr_median)
+
+    def _weigh(self, record: VersionRecord) -> None:
+        if self.memory is not None and record.cache_bytes > self.memory:
+            self.num_over += 1
+            self.largest = max(self.largest, (record.cache_bytes, record.doc_id))
 
     def add_refreshed(self, done: Refreshed) -> None:
         """Count what became of a document with debt."""
@@ -76,13 +87,20 @@ class Tally:
 
     def warnings(self) -> list[str]:
         """What nobody should overlook."""
+        said = []
         median = self.mr_sample_median
-        if median is None or median >= self.min_mr:
-            return []
-        return [
-            f"the median MR of {len(self.sample_mrs)} sampled repairs was {median:.3f} before any was escalated, and "
-            f"at least {self.min_mr:g} was asked for: consider a larger --k or another --selector"
-        ]
+        if median is not None and median < self.min_mr:
+            said.append(
+                f"the median MR of {len(self.sample_mrs)} sampled repairs was {median:.3f} before any was escalated, "
+                f"and at least {self.min_mr:g} was asked for: consider a larger --k or another --selector"
+            )
+        if self.num_over:
+            num_bytes, name = self.largest
+            said.append(
+                f"documents that alone take more than the memory allowed, and were worked on by themselves: "
+                f"{self.num_over}, the largest {name} with {num_bytes:,} bytes"
+            )
+        return said
 
     def totals(self) -> dict[str, int]:
         """Documents by outcome."""

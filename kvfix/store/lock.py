@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,25 +24,28 @@ class WriterLock:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._lock: FileLock | None = None
+        # taking it and its note, or giving both back, is one step for the other threads
+        self._step = threading.Lock()
 
     @contextmanager
     def held(self, verb: str, timeout_s: float) -> Iterator[None]:
         """Hold the lock; StoreBusyError, naming the holder, if it is not free within `timeout_s`."""
-        with files.while_writing(self._layout.lock):
+        with self._step, files.while_writing(self._layout.lock):
             lock = self._file_lock()
             try:
                 lock.acquire(timeout=timeout_s)
             except Timeout as error:
                 raise StoreBusyError(f"Another process is writing to the store: {self.holder()}.") from error
-        try:
             if lock.lock_counter == 1:
                 self._note(verb)
+        try:
             yield
         finally:
-            if lock.lock_counter == 1:
-                with contextlib.suppress(OSError):
-                    self._layout.holder.unlink()
-            lock.release()
+            with self._step:
+                if lock.lock_counter == 1:
+                    with contextlib.suppress(OSError):
+                        self._layout.holder.unlink()
+                lock.release()
 
     def holder(self) -> str:
         """Who holds the lock, for people."""

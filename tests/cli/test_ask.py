@@ -1,6 +1,7 @@
 """kvfix ask and status: answers on standard output, states, refusals."""
 
 import pytest
+from rich.cells import cell_len
 
 
 def test_the_answer_alone_is_on_standard_output(place, at):
@@ -86,15 +87,19 @@ def test_status_for_people(place, at):
     assert (quiet.out, quiet.err) == ("", "")
 
 
-def test_status_of_many_documents_is_quick(place, at, monkeypatch):
-    """One query, one reading of each file: the target is a second for a thousand."""
-    import time
-
-    from kvfix.store import Store
-
-    with Store.open(place.store, read_only=True) as store:
-        record = store.head(str(place.corpus), "ferry.md")
-    monkeypatch.setattr(Store, "documents", lambda self, corpus=None: [record] * 1000)
-    start = time.perf_counter()
-    assert at("status", "--json").json["totals"]["documents"] == 1000
-    assert time.perf_counter() - start < 3
+def test_a_narrow_table_folds_names_and_keeps_the_figures(place, at, monkeypatch):
+    name = "a page with a rather long name, twice as long as there is room for, 漢字漢字.md"
+    place.write(name, "A page.")
+    place.replace("ferry.md", "30 crowns", "45 crowns")
+    at("build", place.corpus / name)
+    monkeypatch.setenv("COLUMNS", "80")
+    header, *shown = at("status").err.splitlines()[1:]
+    assert header.split() == ["document", "tokens", "state", "stale", "rows", "edits", "MR", "stored"]
+    assert max(map(cell_len, shown)) <= 80
+    first = next(number for number, line in enumerate(shown) if line.startswith("a page"))
+    last = next(number for number, line in enumerate(shown) if line.startswith("empty.md"))
+    room = cell_len(shown[first].split("  ")[0])
+    assert last - first > 1
+    assert shown[first][:room] + "".join(shown[first + 1 : last]) == name
+    assert shown[first].split()[-7:-2] == ["7", "exact", "-", "-", "-"]
+    assert [line.split()[2] for line in shown if line.startswith("ferry.md")] == ["stale"]

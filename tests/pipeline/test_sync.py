@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import time
 import weakref
 
 import pytest
@@ -12,9 +13,11 @@ from kvfix.engine import Engine
 from kvfix.engine.gate import deviation
 from kvfix.errors import ModelMismatchError, NonFiniteError, StoreNotWritableError, UsageError
 from kvfix.pipeline import build as build_module
+from kvfix.pipeline import model_pass as model_module
 from kvfix.pipeline import sync as sync_module
 from kvfix.pipeline.ahead import ahead
 from kvfix.pipeline.changes import Walk, look, source_at
+from kvfix.pipeline.model_pass import ModelPass
 from kvfix.pipeline.plan import EditOptions
 from kvfix.pipeline.sync import SyncOptions, planned, sync
 from kvfix.pipeline.tally import Tally
@@ -369,7 +372,19 @@ class TestOrder:
         under_way = reports(desk)
         assert next(under_way).doc_id == "a.md"
         under_way.close()
-        assert outcomes(run(desk)) == {"a.md": "unchanged", "b.md": "built", "c.md": "built"}
+        # all three shared a pass, and what was computed is stored
+        assert outcomes(run(desk, engine=no_model)) == dict.fromkeys(["a.md", "b.md", "c.md"], "unchanged")
+
+    def test_and_leaves_what_was_not_computed(self, desk):
+        names = "abcdefghijklmnop"
+        write(desk, **{name: name * (300 + n) for n, name in enumerate(names)})
+        under_way = reports(desk)
+        assert next(under_way).doc_id == "a.md"
+        under_way.close()
+        again = outcomes(run(desk))
+        assert again["a.md"] == "unchanged"
+        assert again["p.md"] == "built"
+        assert desk.store.verify() == []
 
     @pytest.mark.parametrize(
         "wrong", [{"order": "colour"}, {"verify_sample": 1.5}, {"verify_sample": -0.1}, {"verify_sample": float("nan")}]
@@ -394,7 +409,7 @@ class TestSample:
 
         def drawn(seed):
             options = SyncOptions(edit=EditOptions(seed=seed), verify_sample=0.25)
-            this = sync_module._Pass(desk.engine, desk.store, options, Walk(), lambda line: None)
+            this = ModelPass(desk.engine, desk.store, options, Walk(), lambda line: None)
             return [document.doc_id for document in documents if this._is_sampled(document)]
 
         assert 60 < len(drawn(0)) < 140
@@ -474,9 +489,10 @@ class TestAhead:
         assert not [t for t in threading.enumerate() if t.name.startswith("kvfix-ahead")]
 
     def test_no_more_than_a_few_documents_are_held(self, desk, monkeypatch):
-        write(desk, **{chr(97 + n): f"{n} " * 20 for n in range(9)})
+        """Two are ready or under way, one is being built, and the next waits for those that may share its pass."""
+        write(desk, **{chr(97 + n): f"{n} " * 150 for n in range(9)})
         alive = weakref.WeakSet()
-        real, most = sync_module._Ready, [0]
+        real, most = model_module.Ready, [0]
 
         def ready(*args, **kwargs):
             made = real(*args, **kwargs)
@@ -485,9 +501,208 @@ class TestAhead:
             most[0] = max(most[0], len(alive))
             return made
 
-        monkeypatch.setattr(sync_module, "_Ready", ready)
+        monkeypatch.setattr(model_module, "Ready", ready)
         assert len(list(reports(desk))) == 9
-        assert most[0] <= 4
+        assert most[0] <= 5
+
+
+class TestPacks:
+    def sizes(self, desk, monkeypatch):
+        """How many documents each pass over several has had."""
+        sizes, real = [], desk.engine.prefill_many
+        monkeypatch.setattr(desk.engine, "prefill_many", lambda texts: sizes.append(len(texts)) or real(texts))
+        return sizes
+
+    def test_new_documents_share_passes_and_equal_single_builds(self, desk, monkeypatch):
+        sizes = self.sizes(desk, monkeypatch)
+        texts = {f"p{n:02}": f"{n:02} " * 33 for n in range(12)}
+        write(desk, **texts)
+        done = run(desk)
+        assert [each.outcome for each in done] == ["built"] * 12
+        assert [each.doc_id for each in done] == sorted(f"{name}.md" for name in texts)
+        assert sizes == [5, 5, 2]
+        for name, text in texts.items():
+            assert deviation(desk.loaded(f"{name}.md"), desk.fresh(text)) <= CACHE
+        assert sum(each.timing_ms["prefill"] for each in done) > 0
+        assert all(each.timing_ms["persist"] > 0 for each in done)
+
+    def test_the_order_is_kept_around_what_is_no_build(self, desk, monkeypatch):
+        desk.build(TEXT, "kept")
+        sizes = self.sizes(desk, monkeypatch)
+        write(desk, a=NEW, c="c" * 100, d="d" * 110, e="x" * 900, f="f" * 500, g="g" * 501)
+        monkeypatch.setattr(build_module, "PACK_ROWS", 2000)
+        done = run(desk, order="size")
+        assert [(each.doc_id, each.outcome) for each in done] == [
+            ("b.md", "unchanged"),
+            ("c.md", "built"),
+            ("d.md", "built"),
+            ("a.md", "repaired"),
+            ("f.md", "built"),
+            ("g.md", "built"),
+            ("e.md", "skipped"),
+        ]
+        assert sizes == [2, 2]
+
+    def test_one_that_fails_does_not_take_the_others_with_it(self, desk, monkeypatch):
+        write(desk, a="a" * 50, b="b" * 51, c="c" * 52)
+        real = build_module._prefill
+
+        def prefill(engine, jobs, progress):
+            if any(job.document.doc_id == "b.md" for job in jobs):
+                raise RuntimeError("out of memory")
+            return real(engine, jobs, progress)
+
+        monkeypatch.setattr(build_module, "_prefill", prefill)
+        done = run(desk)
+        assert [(each.doc_id, each.outcome) for each in done] == [
+            ("a.md", "built"),
+            ("b.md", "failed"),
+            ("c.md", "built"),
+        ]
+        assert "out of memory" in done[1].reason
+
+    def test_a_pack_stays_within_the_memory(self, desk, monkeypatch):
+        sizes = self.sizes(desk, monkeypatch)
+        write(desk, **{f"p{n}": f"{n}" * 100 for n in range(6)})
+        assert len(run(desk, memory=desk.engine.row_bytes * 200)) == 6
+        assert sizes == [2, 2, 2]
+
+
+class TestMemory:
+    """Rows in memory do not depend on the number of documents, however slow the disk is."""
+
+    @pytest.fixture
+    def peak(self, desk, monkeypatch):
+        """The most bytes of caches alive at once, with a store that takes its time."""
+        alive, most = [], [0]
+        real, commit = desk.engine.new_cache, desk.store.commit_base
+
+        def new_cache(*args, **kwargs):
+            cache = real(*args, **kwargs)
+            alive.append((weakref.ref(cache), len(cache) * cache.row_bytes))
+            alive[:] = [(reference, size) for reference, size in alive if reference() is not None]
+            most[0] = max(most[0], sum(size for _, size in alive))
+            return cache
+
+        def slow(*args, **kwargs):
+            time.sleep(0.02)
+            return commit(*args, **kwargs)
+
+        monkeypatch.setattr(desk.engine, "new_cache", new_cache)
+        monkeypatch.setattr(desk.store, "commit_base", slow)
+        return most
+
+    @pytest.mark.parametrize("number", [6, 18])
+    def test_it_is_bounded(self, desk, peak, number):
+        write(desk, **{f"p{n:02}": f"{n:02}" * 150 for n in range(number)})
+        memory = desk.engine.row_bytes * 950
+        done = run(desk, memory=memory)
+        assert [each.outcome for each in done] == ["built"] * number
+        assert 0.9 * memory <= peak[0] <= memory
+
+    def test_one_document_is_always_allowed_by_itself(self, desk, peak):
+        write(desk, a="a" * 300, b="b" * 301, c="c" * 10, d="d" * 11)
+        done = run(desk, memory=desk.engine.row_bytes * 100)
+        assert outcomes(done) == dict.fromkeys(["c.md", "d.md", "a.md", "b.md"], "built")
+        assert peak[0] == desk.engine.row_bytes * 301
+        tally = Tally(0.9, memory=desk.engine.row_bytes * 100)
+        for each in done:
+            tally.add(each)
+        assert tally.warnings() == [
+            "documents that alone take more than the memory allowed, and were worked on by themselves: 2, the largest "
+            f"b.md with {done[3].record.cache_bytes:,} bytes"
+        ]
+
+    def test_repairs_wait_for_room_too(self, desk, monkeypatch):
+        desk.build(TEXT, TEXT + "b")
+        write(desk, a=NEW, b=NEW + "b")
+        begun, overlapped = threading.Event(), []
+        compute, commit = model_module.compute_change, desk.store.commit_patch
+
+        def computes(engine, store, change, *args):
+            if change.document.doc_id == "b.md":
+                begun.set()
+            return compute(engine, store, change, *args)
+
+        def commits(*args):
+            overlapped.append(begun.wait(0.3))
+            return commit(*args)
+
+        monkeypatch.setattr(model_module, "compute_change", computes)
+        monkeypatch.setattr(desk.store, "commit_patch", commits)
+        assert outcomes(run(desk, memory=1)) == {"a.md": "repaired", "b.md": "repaired"}
+        assert overlapped == [False, True]
+
+
+class TestBehind:
+    def test_the_next_one_is_computed_while_one_is_stored(self, desk, monkeypatch):
+        """The first commit does not end before the second document has been computed."""
+        desk.build(TEXT, TEXT + "b")
+        write(desk, a=NEW, b=NEW + "b")
+        begun = threading.Event()
+        compute, commit = model_module.compute_change, desk.store.commit_patch
+
+        def computed(engine, store, change, *args):
+            done = compute(engine, store, change, *args)
+            if change.document.doc_id == "b.md":
+                begun.set()
+            return done
+
+        def commits(document, *args):
+            assert begun.wait(20), "the model waited for the disk"
+            return commit(document, *args)
+
+        monkeypatch.setattr(model_module, "compute_change", computed)
+        monkeypatch.setattr(desk.store, "commit_patch", commits)
+        assert outcomes(run(desk)) == {"a.md": "repaired", "b.md": "repaired"}
+        assert desk.store.verify() == []
+
+    def test_a_failed_commit_is_one_documents_business(self, desk, monkeypatch):
+        desk.build(TEXT, TEXT + "b", TEXT + "c")
+        write(desk, a=NEW, b=NEW + "b", c=NEW + "c")
+        commit = desk.store.commit_patch
+
+        def commits(document, *args):
+            if document.doc_id == "b.md":
+                raise NonFiniteError
+            return commit(document, *args)
+
+        monkeypatch.setattr(desk.store, "commit_patch", commits)
+        done = run(desk)
+        assert [(each.doc_id, each.outcome) for each in done] == [
+            ("a.md", "repaired"),
+            ("b.md", "failed"),
+            ("c.md", "repaired"),
+        ]
+        assert done[1].record.version == 1
+
+    def test_a_disk_that_fills_up_ends_the_pass_and_keeps_what_is_done(self, desk, monkeypatch):
+        desk.build(*[f"{TEXT}{n}" for n in range(4)])
+        write(desk, **{chr(97 + n): f"{NEW}{n}" for n in range(4)})
+        commit = desk.store.commit_patch
+        tried = []
+
+        def commits(document, *args):
+            tried.append(document.doc_id)
+            if document.doc_id == "b.md":
+                raise StoreNotWritableError
+            return commit(document, *args)
+
+        monkeypatch.setattr(desk.store, "commit_patch", commits)
+        with pytest.raises(StoreNotWritableError):
+            run(desk)
+        assert tried == ["a.md", "b.md"]
+        assert [record.version for record in desk.store.documents()] == [2, 1, 1, 1]
+        monkeypatch.undo()
+        assert list(outcomes(run(desk)).values()) == ["unchanged", *["repaired"] * 3]
+
+    def test_a_copy_of_one_that_is_about_to_change_has_a_cache_of_its_own(self, desk, monkeypatch):
+        desk.build(TEXT)
+        write(desk, a=NEW, b=TEXT)
+        commit = desk.store.commit_patch
+        monkeypatch.setattr(desk.store, "commit_patch", lambda *args: time.sleep(0.1) or commit(*args))
+        assert outcomes(run(desk)) == {"a.md": "repaired", "b.md": "built"}
+        assert deviation(desk.loaded("b.md"), desk.fresh(TEXT)) <= CACHE
 
 
 def test_an_unreadable_directory_is_no_document_in_the_states(desk):

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,6 +199,31 @@ def test_a_thread_may_commit_while_another_holds_the_lock(store):
     assert store.documents() == records
     with Store.open(store.path) as other, other.writing("edit"):
         pass
+
+
+def test_a_thread_that_takes_the_lock_while_another_gives_it_back_leaves_its_name(store, monkeypatch):
+    real, inside, may_leave = Path.unlink, threading.Event(), threading.Event()
+
+    def other():
+        with store.writing("refresh", 10):
+            inside.set()
+            may_leave.wait(10)
+
+    thread = threading.Thread(target=other)
+
+    def unlink(path, **more):
+        if path.name == "lock.holder" and not thread.ident:
+            thread.start()
+            inside.wait(0.2)
+        real(path, **more)
+
+    with store.writing("sync"):
+        monkeypatch.setattr(Path, "unlink", unlink)
+    assert inside.wait(10)
+    assert "kvfix refresh" in store._lock.holder()
+    may_leave.set()
+    thread.join()
+    assert not (store.path / "lock.holder").exists()
 
 
 def test_a_locked_manifest_is_busy_and_readers_do_not_mind(tmp_path):
