@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ import torch
 FAR = 2**31 - 1
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """One document's rows in a call."""
 
     keys: torch.Tensor  # [L, H, capacity, D]
@@ -22,6 +24,25 @@ class Part(NamedTuple):
     num_seen: int  # keys that stand in the first so many slots may be seen
     slots: torch.Tensor | None = None  # [M] int64 on the CPU, ascending: where the rows are written
     key_positions: torch.Tensor | None = None  # [num_seen] int64 on the CPU; None: slot i stands at position i
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether the rows are all of a sequence, each at its own place."""
+        num_rows, positions = len(self.positions), self.positions
+        return (
+            self.key_positions is None
+            and num_rows == self.num_seen
+            and int(positions[0]) == 0
+            and int(positions[-1]) == num_rows - 1
+        )
+
+    @cached_property
+    def run(self) -> slice | None:
+        """The slots, where they follow one another."""
+        if self.slots is None:
+            return None
+        first, end = int(self.slots[0]), int(self.slots[-1]) + 1
+        return slice(first, end) if end - first == len(self.slots) else None
 
     def seen(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's keys and values that may be seen: `[H, num_seen, D]` views."""

@@ -47,7 +47,7 @@ class Case:
         num_rows = sum(rows for rows, _ in self.documents)
         query = torch.randn(HEADS * self.groups, num_rows, self.dim, generator=generator) * 3
         parts = [self._part(rows, keys, generator) for rows, keys in self.documents]
-        clean = [part._replace(keys=part.keys.nan_to_num(), values=part.values.nan_to_num()) for part in parts]
+        clean = [replace(part, keys=part.keys.nan_to_num(), values=part.values.nan_to_num()) for part in parts]
         query = query.to(DEVICE, self.dtype)
         if self.strided:
             query = query.permute(2, 1, 0).contiguous().permute(2, 1, 0)

@@ -159,7 +159,10 @@ DEVIATIONS = list(product(DTYPES, [1, 63, 111], [(64, 64), (80, 24), (256, 8)], 
 @pytest.mark.parametrize(("dtype", "num_rows", "dims", "strided"), slice_of(DEVIATIONS, 5), ids=str)
 def test_deviation_equals_the_naive_twin(dtype, num_rows, dims, strided):
     pairs = [
-        tuple(random_rows(3, num_rows, dim, dtype=dtype, seed=seed + dim, strided=strided) for seed in (0, 1))
+        tuple(
+            random_rows(3, num_rows, dim, dtype=dtype, seed=seed + dim, strided=strided and seed == 0)
+            for seed in (0, 1)
+        )
         for dim in dims
     ]
     for given in (pairs, pairs[:1]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,16 +30,18 @@ def packed_attention(
     softmax. Scores and sums are fp32. `backend`: see `kvfix.ops.backend.dispatch`.
     """
     rules: dict[str, Any] = {"scaling": scaling, "window": window, "softcap": softcap, "sinks": sinks}
-    plain = partial(packed_attention_blocked, query, pack, layer, **rules)
-    # the whole of one sequence is what the library's own causal kernels are made for
-    if backend is None and len(pack.parts) == 1 and is_whole(pack.parts[0], **rules):
-        return plain()
+
+    def plain() -> torch.Tensor:
+        return packed_attention_blocked(query, pack, layer, **rules)
 
     def kernel() -> torch.Tensor:
         from kvfix.ops.positional_attention.kernel import packed_attention_kernel
 
         return packed_attention_kernel(query, pack, layer, **rules)
 
+    # the whole of one sequence is what the library's own causal kernels are made for
+    if backend is None and len(pack.parts) == 1 and is_whole(pack.parts[0], window, softcap, sinks):
+        return plain()
     return dispatch("positional_attention", backend, query, kernel, plain)
 
 

@@ -23,17 +23,15 @@ class Rules(NamedTuple):
 
 def packed_attention_blocked(query: torch.Tensor, pack: Pack, layer: int, **rules: Any) -> torch.Tensor:
     """`packed_attention` one document after another."""
-    outputs = [attend_blocked(query[:, rows], part, layer, Rules(**rules)) for part, rows in pack]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    of_all = Rules(**rules)
+    if len(pack.parts) == 1:
+        return attend_blocked(query, pack.parts[0], layer, of_all)
+    return torch.cat([attend_blocked(query[:, rows], part, layer, of_all) for part, rows in pack])
 
 
-def is_whole(part: Part, window: int | None, softcap: float | None, sinks: torch.Tensor | None, **others: Any) -> bool:
+def is_whole(part: Part, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> bool:
     """Whether the rows are all of a sequence and see all that stands before them: plain causal attention."""
-    if softcap is not None or sinks is not None or part.key_positions is not None:
-        return False
-    num_rows, positions = len(part.positions), part.positions
-    whole = num_rows == part.num_seen and int(positions[0]) == 0 and int(positions[-1]) == num_rows - 1
-    return whole and (window is None or window >= num_rows)
+    return softcap is None and sinks is None and part.whole and (window is None or window >= part.num_seen)
 
 
 def attend_blocked(query: torch.Tensor, part: Part, layer: int, rules: Rules) -> torch.Tensor:
@@ -43,7 +41,7 @@ def attend_blocked(query: torch.Tensor, part: Part, layer: int, rules: Rules) ->
     waits for the device.
     """
     keys, values = part.seen(layer)
-    if is_whole(part, **rules._asdict()):
+    if is_whole(part, rules.window, rules.softcap, rules.sinks):
         out = scaled_dot_product_attention(
             query[None], keys[None], values[None], is_causal=True, scale=rules.scaling, enable_gqa=True
         )

@@ -17,9 +17,8 @@ def scatter_kv_naive(
     layers = slice(layer, layer + len(keys))
     for part, rows in pack:
         assert part.slots is not None
-        first, end = int(part.slots[0]), int(part.slots[-1]) + 1
         for target, fresh in ((part.keys, keys), (part.values, values)):
-            if end - first == len(part.slots):
-                target[layers, :, first:end].copy_(fresh[:, :, rows])
+            if part.run is not None:
+                target[layers, :, part.run].copy_(fresh[:, :, rows])
             else:
                 target[layers].index_copy_(2, part.slots.to(target.device), fresh[:, :, rows])
