@@ -2,10 +2,14 @@
 
 import os
 import re
+import signal
 
 import pytest
 
+from kvfix.cli.app import main
 from kvfix.store import Store
+from tests.operations.site import ended, forked
+from tests.store.test_crash import interrupt
 
 
 def segment(place):
@@ -251,11 +255,13 @@ def test_a_damaged_document_is_computed_again(place, at):
     assert at("status", "--json").json["totals"]["exact"] == 3
 
 
-def test_fsck_names_a_change_that_was_interrupted(place, at, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr("kvfix.store.manifest.Manifest.commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-        place.replace("ferry.md", "30 crowns", "45 crowns")
-        assert at("edit", "ferry.md", "--no-verify").code == 130
+def test_fsck_names_a_change_that_was_killed(place, at, model, tmp_path):
+    def killed() -> int:
+        interrupt(pytest.MonkeyPatch(), "transaction done", False, 1)
+        return main(["edit", "ferry.md", "--no-verify", "--store", str(place.store), "--model", model])
+
+    place.replace("ferry.md", "30 crowns", "45 crowns")
+    assert ended(forked(killed, tmp_path / "log")) == -signal.SIGKILL
     result = at("fsck", "--json")
     assert result.code == 0
     [unlisted] = result.json["unlisted"]

@@ -64,7 +64,7 @@ class Assault:
         self.site = site = Site(root, model)
         self.log, self.peace = root / "verb.log", root / "peace"
         self.ends: dict[str, State] = {}
-        for _ in range(3):
+        for _ in range(6):
             assert in_process(site.sync()) == 0
             site.author.edit()
         assert in_process(site.sync()) == 0
@@ -100,7 +100,9 @@ class Assault:
         if verb not in self.ends:
             self.put_back()
             assert in_process(self.arguments(verb)) == 0
-            self.ends[verb] = self.state(self.site.store)
+            end = self.ends[verb] = self.state(self.site.store)
+            changes = any(not same(rows, self.begin.get(name, {})) for name, rows in end.items())
+            assert changes == (verb in ("build", "edit", "sync", "refresh")), "this verb had nothing to do"
         return self.ends[verb]
 
     def strike(self, verb: str, blow: Callable[[], object]) -> int:

@@ -58,14 +58,14 @@ def interrupt(monkeypatch, step: str, after: bool, nth: int, action=die) -> None
     monkeypatch.setattr(owner, name, interrupted)
 
 
-def commit_in_child(path: Path, monkeypatch, step: str, after: bool, nth: int) -> bool:
+def commit_in_child(path: Path, monkeypatch, step: str, after: bool, nth: int, **kind) -> bool:
     """Whether the child was killed in the middle of an edit."""
     child = os.fork()
     if child == 0:
         try:
             interrupt(monkeypatch, step, after, nth)
             with Store.open(path) as store:
-                edit(store, store.head("/corpus", "a.md"))
+                edit(store, store.head("/corpus", "a.md"), **kind)
         finally:
             os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
