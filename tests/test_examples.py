@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
-from dataclasses import asdict
+import time
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +20,7 @@ import pytest
 
 from kvfix import Engine, KVFix
 from kvfix.cli.app import main
+from kvfix.config import Settings, load_settings
 from kvfix.ops.backend import interpreted
 from tests.zoo import save_model
 
@@ -149,3 +153,81 @@ def test_scheduled_commands_are_understood(command, tmp_path, capfd):
 
 def test_there_are_scheduled_commands():
     assert len(scheduled()) >= 5
+
+
+def documented() -> dict[str, str]:
+    """The keys of examples/kvfix.toml and whether each line is a default ('') or commented out ('#')."""
+    text = (ROOT / "examples" / "kvfix.toml").read_text(encoding="utf-8")
+    return {name: mark for mark, name in re.findall(r"^(#?) ?([a-z_]+) = ", text, re.MULTILINE)}
+
+
+def test_every_setting_is_documented_with_its_default():
+    found = documented()
+    assert set(found) == {setting.name for setting in fields(Settings)}
+    defaults = {setting.name: setting.default for setting in fields(Settings)}
+    assert {name for name, mark in found.items() if mark} == {name for name in found if defaults[name] is None}
+    settings = load_settings(config_file=ROOT / "examples" / "kvfix.toml", environ={})
+    for name, default in defaults.items():
+        value = getattr(settings, name)
+        assert value == (str(ROOT / "examples" / "cache_store") if name == "store" else default), name
+
+
+def test_what_is_commented_out_is_understood_too(tmp_path):
+    text = (ROOT / "examples" / "kvfix.toml").read_text(encoding="utf-8")
+    (tmp_path / "kvfix.toml").write_text(re.sub(r"^# ([a-z_]+ = )", r"\1", text, flags=re.MULTILINE))
+    settings = load_settings(start=tmp_path, environ={})
+    assert None not in [getattr(settings, setting.name) for setting in fields(Settings)]
+
+
+@pytest.fixture
+def repository(tmp_path, model):
+    """A git repository with one document and its store, and the environment that hooks are run in."""
+    command = tmp_path / "kvfix"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from kvfix.cli.app import main; sys.exit(main())"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(code)} "$@"\n')
+    command.chmod(0o755)
+    place = tmp_path / "repository"
+    (place / "docs").mkdir(parents=True)
+    (place / "docs" / "a.md").write_text("The fare is 30 crowns.")
+    (place / "kvfix.toml").write_text(f"store = {str(tmp_path / 'store')!r}\nmodel = {model!r}\n")
+    told = {"KVFIX": str(command), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    told |= {f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+    def call(*words):
+        return subprocess.run(words, cwd=place, env={**os.environ, **told}, capture_output=True, text=True, check=False)
+
+    assert call("git", "init", "-q").returncode == 0
+    assert main(["sync", str(place / "docs"), "--quiet"]) == 0
+    return place, call
+
+
+def test_the_ci_hook_tells_what_is_behind(repository):
+    place, call = repository
+    check = ("sh", str(ROOT / "examples" / "hooks" / "ci"), "docs")
+    assert call(*check).returncode == 0
+    (place / "docs" / "a.md").write_text("The fare is 45 crowns.")
+    (place / "docs" / "b.md").write_text("New.")
+    behind = call(*check)
+    assert (behind.returncode, behind.stdout) == (1, "")
+    assert behind.stderr.splitlines()[1:] == ['  "a.md"', '  "b.md"']
+    assert call(*check[:-1], "nowhere").returncode == 2
+
+
+def test_the_post_commit_hook_repairs_in_the_background(repository):
+    place, call = repository
+    shutil.copy(ROOT / "examples" / "hooks" / "post-commit", place / ".git" / "hooks" / "post-commit")
+    (place / "other.txt").write_text("not a document's directory")
+    call("git", "add", "other.txt")
+    assert call("git", "commit", "-qm", "other").returncode == 0
+    log = place / ".git" / "kvfix.log"
+    assert not log.exists()
+    (place / "docs" / "a.md").write_text("The fare is 45 crowns.")
+    call("git", "add", "docs")
+    done = call("git", "commit", "-qm", "edit")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    until = time.monotonic() + 120
+    while not (log.exists() and '"end"' in log.read_text()) and time.monotonic() < until:
+        time.sleep(0.1)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["doc"] for line in lines if line["event"] == "document"] == ["a.md"]
+    assert lines[-1]["event"] == "end"
