@@ -45,7 +45,7 @@ run d1500 main --selectors editlocal,linked --limit "$(pick 36 30)"
 run derived main --selectors linked,editlocal,structure,attention,deviation,random --k 8,16,64 --seeds 1 --limit "$(pick 24 16)"
 run direct main --selectors $published --k 8 --seeds 1 --limit 20
 run derived main --selectors structure,attention,deviation,random --seeds 1 --limit "$(pick 36 36)" --transplant 20
-[ $gemma ] || run derived main --selectors causal --k 8,32 --limit 12 --transplant 20 # dear: a pass for every row
+[ $gemma ] || run derived causal --selectors causal --k 8,32 --limit 12 --transplant 20 # dear: a pass for every row
 run length length --selectors editlocal,linked --limit 24
 run edits edits --selectors editlocal,linked --limit 24
 run implicit frontier --selectors editlocal,linked,kindred,asked --k 32,64 --limit "$(pick 40 24)"
@@ -53,7 +53,7 @@ run implicit frontier --selectors editlocal,linked,kindred,asked --k 32,64 --lim
 [ $gemma ] || run chain frontier --selectors editlocal,linked,kindred,asked --k 32,64 --limit 40
 
 export COLUMNS=140
-for records in main edits length long frontier; do
+for records in main causal edits length long frontier; do
     [ ! -f "$here/$records.jsonl" ] || { echo "== $records"; "$kvfix" bench items --report-only --out "$here/$records.jsonl"; echo; }
 done > "$here/report.txt" 2>&1
 "$kvfix" bench items --report-only --quiet --out "$here/main.jsonl" --plots "$here"

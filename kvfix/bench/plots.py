@@ -156,10 +156,11 @@ def _mark_time(axis: Any, full_prefill_ms: float | None) -> None:
     """Milliseconds on a logarithmic axis, and where a full prefill lies on it."""
     ticker = extra("matplotlib.ticker")
     axis.set_xscale("log")
-    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axis.axvline(full_prefill_ms, color="0.5", linewidth=0.8)
+    low, high = axis.get_xlim()
+    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     axis.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
     axis.xaxis.set_minor_formatter(ticker.NullFormatter())
-    axis.axvline(full_prefill_ms, color="0.5", linewidth=0.8)
     at = {"xy": (full_prefill_ms, 0.02), "xycoords": ("data", "axes fraction"), "ha": "right"}
     axis.annotate("full prefill", **at, rotation=90, fontsize=8, color="0.4")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from kvfix.config import LOG_FORMATS, ON_LOW, STRATEGIES, Settings
-from kvfix.core import DEFAULT_SELECTOR
+from kvfix.core import ADAPTIVE, DEFAULT_SELECTOR
 from kvfix.errors import UsageError
 
 REPAIR = "What to recompute"
@@ -29,8 +29,11 @@ def option(name: str, text: str, panel: str, *, default: object = None, least: i
 
 
 def rows(text: str) -> int | str:
-    """A whole number, or what settings will judge."""
-    return int(text) if text.isascii() and text.isdigit() else text
+    """A whole number, or `ADAPTIVE`. Raises `BadParameter`."""
+    try:
+        return text if text == ADAPTIVE else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a whole number nor {ADAPTIVE!r}.") from None
 
 
 def flag(name: str, text: str, panel: str) -> Any:

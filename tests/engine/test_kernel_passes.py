@@ -37,8 +37,8 @@ class Work:
     def do(self) -> tuple[list[KVCache], list[torch.Tensor], list[np.ndarray]]:
         """Caches, log-probabilities, evidence."""
         engine, stale, short = self.engine, self.stale.cache, self.short
-        found = StaleEvidence(engine, stale, self.stale.diff)
-        evidence = [found.deviation(1, "both"), found.query_attention(tuple(ids_of(5, 2).tolist()))]
+        found = StaleEvidence(engine, stale, self.stale.diff, self.stale.stored)
+        evidence = [found.deviation(1, "both"), found.kinship(1), found.query_attention(tuple(ids_of(5, 2).tolist()))]
         engine.recompute_many([(stale, np.r_[30:37, 50, 60:64]), (short, np.array([2, 22]))])
         tried = Continuation(ids_of(3, 3).tolist(), ids_of(4, 4).tolist())
         logprobs = list(engine.answer_logprobs_of([(stale, tried), (stale, tried), (short, tried)]))

@@ -1,17 +1,17 @@
 """The gate must be able to fail: architectures it refuses by name, and models broken on purpose."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from kvfix.engine import Engine, attention, cache, gate, rotation, run_gate
 from kvfix.engine.attention import Pass, refuse_unknown
-from kvfix.engine.cache import PassCache, Rows
+from kvfix.engine.cache import PassCache
 from kvfix.engine.refusals import refuse_by_config
 from kvfix.errors import UnsupportedModelError
-from kvfix.ops import positional_attention
+from kvfix.ops import Pack, packed_attention
 
 
 @pytest.fixture
@@ -158,14 +158,24 @@ class TestByTrace:
             run_gate(opened("llama"))
 
 
-def attends(monkeypatch, alter):
-    """Let every pass compute attention with altered arguments."""
+def attends(monkeypatch, positions=lambda own: own, **wrong):
+    """Let every pass compute attention at altered positions, by wrong rules."""
 
-    def attend(query, keys, values, positions, **rules):
-        query, keys, values, positions, rules = alter(query, keys, values, positions, rules)
-        return positional_attention(query, keys, values, positions, **rules)
+    def attend(query, pack, layer, **rules):
+        parts = [replace(part, positions=positions(part.positions)) for part in pack.parts]
+        return packed_attention(query, Pack(parts), layer, **{**rules, **wrong})
 
     monkeypatch.setattr(Pass, "attend", staticmethod(attend))
+
+
+def writes(monkeypatch, alter):
+    """Let every pass write other keys than it computed."""
+    real = cache.scatter_kv
+
+    def scatter(pack, layer, keys, values):
+        real(pack, layer, alter(pack, layer, keys), values)
+
+    monkeypatch.setattr(cache, "scatter_kv", scatter)
 
 
 WRONG_RULES = {
@@ -185,7 +195,7 @@ class TestByFigures:
     @pytest.mark.parametrize("fault", WRONG_RULES)
     def test_wrong_rules(self, opened, monkeypatch, fault):
         name, wrong = WRONG_RULES[fault]
-        attends(monkeypatch, lambda q, k, v, p, rules: (q, k, v, p, {**rules, **wrong}))
+        attends(monkeypatch, **wrong)
         message = refusal(opened(name))
         assert "fails the correctness gate" in message
         assert "prefill " in message
@@ -196,35 +206,28 @@ class TestByFigures:
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_wrong_rules_in_half_precision(self, opened, monkeypatch, fault, dtype):
         name, wrong = WRONG_RULES[fault]
-        attends(monkeypatch, lambda q, k, v, p, rules: (q, k, v, p, {**rules, **wrong}))
+        attends(monkeypatch, **wrong)
         assert "prefill " in refusal(opened(name, dtype))
 
     def test_rows_that_see_one_key_too_few(self, opened, monkeypatch):
-        attends(monkeypatch, lambda q, k, v, p, rules: (q, k, v, (p - 1).clamp(min=0), rules))
+        attends(monkeypatch, lambda own: (own - 1).clamp(min=0))
         assert "prefill" in refusal(opened("llama"))
 
     def test_scattered_rows_that_see_what_they_should_not(self, opened, monkeypatch):
         """Right for every contiguous pass."""
 
-        def alter(query, keys, values, positions, rules):
-            contiguous = int(positions[-1] - positions[0]) == len(positions) - 1
-            seen = positions if contiguous else torch.full_like(positions, int(positions[-1]))
-            return query, keys, values, seen, rules
+        def seen(own):
+            contiguous = int(own[-1] - own[0]) == len(own) - 1
+            return own if contiguous else torch.full_like(own, int(own[-1]))
 
-        attends(monkeypatch, alter)
+        attends(monkeypatch, seen)
         message = refusal(opened("llama"))
         assert "recompute_scattered" in message
         assert "prefill" not in message
 
     def test_rows_written_to_the_wrong_place(self, opened, monkeypatch):
         """Right for a whole text: only repairs are wrong."""
-        real = Rows.write
-
-        def write(self, layer, keys, values):
-            whole = int(self.slots[0]) == 0
-            real(self, layer, keys if whole else keys.roll(1, 1), values)
-
-        monkeypatch.setattr(Rows, "write", write)
+        writes(monkeypatch, lambda pack, layer, keys: keys if int(pack.parts[0].slots[0]) == 0 else keys.roll(1, 2))
         message = refusal(opened("llama"))
         assert "recompute_suffix" in message
         assert "prefill " not in message
@@ -247,7 +250,7 @@ class TestByFigures:
 
     def test_rows_that_turn_to_nan(self, opened, monkeypatch):
         def attend(*args, **rules):
-            return positional_attention(*args, **rules) * torch.nan
+            return packed_attention(*args, **rules) * torch.nan
 
         monkeypatch.setattr(Pass, "attend", staticmethod(attend))
         assert "nan" in refusal(opened("llama"))
@@ -297,16 +300,13 @@ class TestRotation:
 
     def test_a_layer_that_turns_otherwise_is_seen(self, opened, monkeypatch):
         """The last layer alone: a check of the first would see nothing."""
-        real = cache.Rows.write
 
-        def write(self, layer, keys, values):
-            if layer == 2:
-                keys = keys + 0.01 * torch.from_numpy(np.asarray(self.positions, np.float32))[:, None]
-            real(self, layer, keys, values)
+        def turned(pack, layer, keys):
+            return keys + 0.01 * pack.parts[0].positions.float()[:, None] if layer == 2 else keys
 
         engine = opened("llama")
         ids = engine.text.encode("some text to prefill twice, here and a little further on").token_ids
-        monkeypatch.setattr(cache.Rows, "write", write)
+        writes(monkeypatch, turned)
         rotations, finding = rotation.find_rotations(engine, ids, 0.0)
         assert rotations is None
         assert finding["key_error"] > 0.01
