@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from kvfix.core import TokenDiff
 
-# a suffix of this many times the repaired rows costs little more than the repair and is exact
+# a suffix of this many times the repaired rows costs little more than the repair and is exact: a repaired row takes 1.1
+# to 1.4 times as long as one of a suffix (examples/selector_study), so that two fifths of the time are saved at most
 WORTH_EXACT = 2.0
 
-# an adaptive budget: this share of the rows behind the edit, and its bounds in rows a span
+# an adaptive budget: this share of the rows behind the edit, and its bounds in rows a span. Over ordinary edits it
+# comes to 24% of the suffix where k = 32 comes to 18%, for 0.01 more of the KL of a neutral question
 ADAPTIVE_SHARE = 0.15
 ADAPTIVE_LEAST = 32
 ADAPTIVE_MOST = 256
