@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The selector study: benchmark items among the handbook's documents, hold-out templates, two models.
 #
-#   examples/selector_study/run.sh smollm2             # the demo model; about 90 minutes on one core
-#   examples/selector_study/run.sh gemma FILE.gguf     # Gemma 3 270M (`make gemma` prints the file), about 80 minutes
+#   examples/selector_study/run.sh smollm2             # the demo model; about three hours on one core
+#   examples/selector_study/run.sh gemma FILE.gguf     # Gemma 3 270M (`make gemma` prints the file), about two hours
 #
 # It can be broken off and started again: what is recorded is not run again.
 set -euo pipefail
