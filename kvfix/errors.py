@@ -22,6 +22,12 @@ class KVFixError(Exception):
         return str(self.args[0])
 
 
+class OutputLostError(KVFixError):
+    """Standard output cannot be written."""
+
+    code = "output_lost"
+
+
 class NonFiniteError(KVFixError):
     """The new rows hold NaN or infinity; nothing was stored and the old entry is kept."""
 

@@ -113,7 +113,8 @@ def _item_records(
         case = Case(engine, item, before)
     except DocumentError as error:
         common = _common(item, None, f"unusable: {error.message}")
-        return [{**common, **_empty(choice)} for choice in (Choice(STALE, 0), *choices)], before
+        own = {**common, **_empty(Choice(STALE, 0)), **dict.fromkeys(STALENESS)}
+        return [own, *({**common, **_empty(choice)} for choice in choices)], before
     reason = case.dropped_reason
     common = _common(item, case, reason)
     own = {**common, **_empty(Choice(STALE, 0)), **_staleness(case)}
@@ -150,6 +151,10 @@ def _empty(choice: Choice) -> Record:
     """A choice of which nothing was measured."""
     figures = ("rows", "mr", "flip", "prefers_new", "kl_recovery", "margin_repaired", "recompute_ms", "select_ms")
     return {**choice._asdict(), **dict.fromkeys((*figures, "upstream_unchanged"))}
+
+
+# what an item's own record says besides; None for an item that the model cannot take
+STALENESS = ("prefers_old", "severity", "kl_stale", "tokens_changed", "drift", "upstream_error")
 
 
 def _staleness(case: Case) -> dict[str, Any]:

@@ -30,8 +30,7 @@ class Interrupted(BaseException):
 def guarded(out: Output, command: Callable[[], Any]) -> int:
     """Run a command; its exit code. Nothing is raised."""
     code = _guarded(out, command)
-    out.flush()
-    return code
+    return out.flush() or code
 
 
 def _guarded(out: Output, command: Callable[[], Any]) -> int:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvfix.cli import words
+from kvfix.errors import OutputLostError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -31,6 +32,7 @@ class Output:
         self.quiet = quiet
         self.logs = logs
         self._told = False  # the JSON document that a command ends with
+        self._lost = False  # whether standard output cannot be written
 
     # ---- for people
 
@@ -97,7 +99,8 @@ class Output:
             body = {"time": now, "level": level, "event": event, **fields}
             try:
                 print(json.dumps(_rounded(plain(body)), allow_nan=False), file=sys.stderr, flush=True)
-            except BrokenPipeError:
+            except OSError:
+                # a log that cannot be kept is no reason to stop
                 _to_nowhere(sys.stderr)
 
     # ---- data
@@ -121,20 +124,35 @@ class Output:
 
     def _print_json(self, body: dict[str, Any]) -> None:
         unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        print(json.dumps(body, ensure_ascii=not unicode, allow_nan=False))
+        try:
+            print(json.dumps(body, ensure_ascii=not unicode, allow_nan=False))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._lost = True
+            self.hang_up()
+            raise OutputLostError(f"cannot write standard output: {error.strerror}") from error
 
     # ---- the end
 
-    def flush(self) -> None:
-        """Bring out what is still buffered; nobody reading it is no failure."""
+    def flush(self) -> int:
+        """Bring out what is still buffered, and return an exit code; nobody reading it is no failure."""
         try:
             sys.stdout.flush()
         except BrokenPipeError:
             self.hang_up()
+        except OSError as error:
+            self._lost = True
+            self.hang_up()
+            lost = OutputLostError(f"cannot write standard output: {error.strerror}")
+            return self.fail(lost.code, lost.message, lost.exit_code)
+        return 0
 
     def fail(self, code: str, message: str, exit_code: int) -> int:
         """Print the one message of a failure and return its exit code."""
-        if self.json:
+        if self._lost:
+            self.people.print(words.safe(f"error: {message}"), style="red", soft_wrap=True)
+        elif self.json:
             error = {"code": code, "message": message, "exit_code": exit_code}
             if not self._told:
                 self._print_json({"schema": "kvfix.error/1", "error": error})

@@ -112,7 +112,7 @@ class EditReport:
             "reason": self.reason,
             "model": self.engine.describe(),
             "selector": self.options.selector,
-            "k": plan.k if plan else self.options.k,
+            "k": plan.k if plan else self.options.k if isinstance(self.options.k, int) else None,
             "strategy": plan.strategy if plan else None,
             "length_preserving": change.diff.length_preserving if change else None,
             "spans": change.spans() if change else [],

@@ -14,6 +14,7 @@ from kvfix.bench.caches import copied, prefill_behind
 from kvfix.bench.case import Case, Choice
 from kvfix.bench.records import DIAGNOSTIC, Records, key_of
 from kvfix.bench.study import Study, run_study
+from kvfix.bench.summary import summarise
 from kvfix.engine import Continuation
 from kvfix.errors import UsageError
 from kvfix.selectors import SELECTORS
@@ -155,6 +156,8 @@ class TestDropped:
         assert len(own) == 1 + 2 * len(STUDY.choices())
         assert all(r["dropped_reason"].startswith("unusable: ") and reason in r["dropped_reason"] for r in own)
         assert all(r["kept"] for r in found if r["id"] != "long")
+        assert summarise(found)["items"][0]["dropped"] == {"unusable": 1}
+        assert summarise(own)["checks"]["upstream_max_abs_error"] is None
 
     def test_figures_that_are_not_finite(self, engine, items, monkeypatch):
         """The study goes on; what is no number is null."""

@@ -1,5 +1,6 @@
 """What only a process of its own shows: terminals, pipes, and a build that is ended half-way."""
 
+import json
 import os
 import pty
 import signal
@@ -54,6 +55,23 @@ def test_a_reader_that_goes_away_is_no_failure(place):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 0
+
+
+def test_output_that_cannot_be_written_is_one(place):
+    """Data that nobody gets is told where people look, in one line."""
+    for arguments in (["status", "--json"], ["sync", str(place.corpus), "--dry-run", "--json"]):
+        with open("/dev/full", "w") as full:
+            command = [*COMMAND, *arguments, "--store", str(place.store)]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (1, "error: cannot write standard output: No space left on device\n")
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(place):
+    command = [*COMMAND, "sync", str(place.corpus), "--dry-run", "--json", "--log-format", "json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*command, "--store", str(place.store)], stdout=subprocess.PIPE, stderr=full, text=True)
+    assert done.returncode == 0
+    assert json.loads(done.stdout.splitlines()[-1])["summary"]
 
 
 def test_closed_streams(place):

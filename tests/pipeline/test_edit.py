@@ -27,6 +27,7 @@ def test_adaptive_rows_a_span(desk, monkeypatch):
     assert len(diff.spans) == 3
     assert report.plan.k == math.ceil(0.15 * (diff.num_new - diff.first) / 3) > 3
     assert len(report.plan.positions) == 3 * report.plan.k + diff.num_span
+    assert desk.edit(EDITS["several spans"], k="adaptive").to_json()["k"] is None  # unchanged: no plan
     with pytest.raises(UsageError, match="k is a number of rows or adaptive, not 'all'"):
         EditOptions(k="all")
 
