@@ -129,9 +129,7 @@ class Output:
         except BrokenPipeError:
             raise
         except OSError as error:
-            self._lost = True
-            self.hang_up()
-            raise OutputLostError(f"cannot write standard output: {error.strerror}") from error
+            raise self._give_up(error) from error
 
     # ---- the end
 
@@ -142,9 +140,7 @@ class Output:
         except BrokenPipeError:
             self.hang_up()
         except OSError as error:
-            self._lost = True
-            self.hang_up()
-            lost = OutputLostError(f"cannot write standard output: {error.strerror}")
+            lost = self._give_up(error)
             return self.fail(lost.code, lost.message, lost.exit_code)
         return 0
 
@@ -160,6 +156,12 @@ class Output:
             self.complain(f"error: {message}")
         self.log("error", "error", code=code, message=message, exit_code=exit_code)
         return exit_code
+
+    def _give_up(self, error: OSError) -> OutputLostError:
+        """Write nothing more to standard output, and say where people look why."""
+        self._lost = True
+        self.hang_up()
+        return OutputLostError(f"cannot write standard output: {error.strerror}")
 
     def hang_up(self) -> None:
         """Nobody reads standard output any more: let the interpreter's last flush go nowhere."""

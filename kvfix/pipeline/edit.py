@@ -234,12 +234,9 @@ class _Repair:
 
     def _larger(self, plan: RepairPlan, said: str) -> RepairPlan | None:
         """The plan of twice or four times the rows that were asked for; None where neither takes more than `plan`."""
-        asked = self.options
+        asked, asked_k = self.options, self.change.rows_a_span(self.options.k)
         for factor in (2, 4):
-            k, budget = (
-                self.change.rows_a_span(asked.k) * factor,
-                None if asked.budget is None else asked.budget * factor,
-            )
+            k, budget = asked_k * factor, None if asked.budget is None else asked.budget * factor
             if k <= plan.k:
                 continue
             with self.clock("select"):

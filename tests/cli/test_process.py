@@ -80,27 +80,32 @@ def test_closed_streams(place):
     assert done.returncode == 0
 
 
-def test_a_build_that_is_ended_keeps_what_is_done(tmp_path, model, kvfix):
-    corpus, store = tmp_path / "docs", tmp_path / "store"
+def ended_half_way(arguments, corpus, store, num_pages):
+    """How many documents are stored when a build or sync of so many pages is ended in the middle, all in order."""
     corpus.mkdir()
-    for number in range(150):
+    for number in range(num_pages):
         (corpus / f"{number:03}.md").write_text(f"Page {number}. " + "The ferry leaves at noon. " * 30)
-    words = ["build", str(corpus), "--store", str(store), "--model", model]
-    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    until = time.monotonic() + 60
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until = time.monotonic() + 120
     while len(list(store.glob("records/*/*.json"))) < 3 and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (143, b"")
+    assert (process.returncode, out) == (143, b""), err
     assert err.decode().splitlines()[-1] == "error: interrupted by SIGTERM"
     assert list((store / "tmp").iterdir()) == []
     assert not (store / "lock.holder").exists()
     with Store.open(store) as opened, opened.writing("test"):
-        done = len(opened.documents())
         assert opened.verify() == []
+        return len(opened.documents())
+
+
+def test_a_build_that_is_ended_keeps_what_is_done(tmp_path, model, kvfix):
+    corpus, store = tmp_path / "docs", tmp_path / "store"
+    words = ["build", str(corpus), "--store", str(store), "--model", model]
+    done = ended_half_way(words, corpus, store, 150)
     assert 3 <= done < 150
-    assert kvfix(*words[:-2], "--model", model, "--dry-run", "--json").json["totals"]["unchanged"] == done
+    assert kvfix(*words, "--dry-run", "--json").json["totals"]["unchanged"] == done
 
 
 def test_no_library_draws_a_bar_of_its_own(tmp_path):
