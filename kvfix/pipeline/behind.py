@@ -36,10 +36,11 @@ def nothing_to_store(outcome: Outcome) -> Computed[Outcome]:
 class Behind(Generic[Outcome]):
     """Stores what it is handed, one piece after the other, while the caller goes on; a context manager.
 
-    At most `most_bytes` of rows (None: a quarter of the free memory) and `DEPTH` pieces wait, the one under way
-    included: the caller asks for room before it computes. Results come in the order in which the pieces were handed
-    over, and raise what storing them raised. After an error that concerns every document nothing more is stored.
-    Leaving the context stores what was handed over, for computing it was the dear part.
+    At most `most_bytes` of rows (None: a quarter of the free memory) wait, the piece under way included, and fewer than
+    `DEPTH` pieces when there is said to be room: the caller asks before it computes a piece or a pack. Results come in
+    the order in which the pieces were handed over, and raise what storing them raised. After an error that concerns
+    every document nothing more is stored. Leaving the context stores what was handed over, for computing it was the
+    dear part.
     """
 
     def __init__(self, most_bytes: int | None) -> None:
