@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kvfix import lean
 from kvfix.engine import attention
 from kvfix.errors import UnknownModelError, UnsupportedModelError, UsageError, first_line
 
@@ -80,7 +81,7 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        with quiet_transformers():
+        with quiet_transformers(), lean.undisturbed():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UnknownModelError(f"no tokenizer in {folder}: {first_line(error)}") from error
@@ -96,7 +97,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[
     from transformers import AutoModelForCausalLM
 
     try:
-        with quiet_transformers():
+        with quiet_transformers(), lean.loading():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
