@@ -79,6 +79,19 @@ class StoreBusyError(KVFixError):
     exit_code = 4
 
 
+class DaemonBusyError(KVFixError):
+    """Another daemon listens at this socket."""
+
+    code = "daemon_busy"
+    exit_code = 4
+
+
+class NoDaemonError(UsageError):
+    """No daemon listens at this socket."""
+
+    code = "no_daemon"
+
+
 class ModelMismatchError(KVFixError):
     """The model, tokenizer or dtype is not the one the cache was built with."""
 

@@ -31,7 +31,7 @@ def want() -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No collection of garbage meanwhile: importing and loading make objects by the hundred thousand, and hardly any."""
+    """No collection of garbage meanwhile: importing and loading make hundreds of thousands of objects that stay."""
     if not (_wanted and gc.isenabled()):
         yield
         return
@@ -68,7 +68,7 @@ def loading() -> Iterator[None]:
 
 
 def import_modelling() -> None:
-    """Import transformers' modelling code, lean where that is wanted; call before anything else of transformers."""
+    """Import transformers' modelling code, lean where that is wanted; call before the engine is imported."""
     if not _wanted or "transformers" in sys.modules:
         return
     with undisturbed():

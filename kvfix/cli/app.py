@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,9 +23,14 @@ from kvfix.cli.fsck import fsck
 from kvfix.cli.gc import gc
 from kvfix.cli.output import Output, prepare_streams
 from kvfix.cli.refresh import refresh
+from kvfix.cli.serve import serve
 from kvfix.cli.status import status
 from kvfix.cli.sync import sync
+from kvfix.cli.verb import Shell, open_engine
 from kvfix.cli.verify import verify
+
+if TYPE_CHECKING:
+    from kvfix.engine import Engine
 
 app = typer.Typer(
     name="kvfix",
@@ -51,12 +57,18 @@ def _root(
     """Keep precomputed KV caches true to their documents: diff, repair, report."""
 
 
-for command in (build, diff, edit, sync, refresh, status, ask, verify, gc, compact, fsck, doctor):
+for command in (build, diff, edit, sync, refresh, status, ask, verify, gc, compact, fsck, doctor, serve):
     command.join(app)
 app.add_typer(bench, name="bench")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@cache
+def _command() -> Any:
+    """The application as its parser has it: made once, for a daemon parses many times."""
+    return typer.main.get_command(app)
+
+
+def main(arguments: Sequence[str] | None = None, open_engine: Callable[..., Engine] = open_engine) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     prepare_streams()
@@ -64,5 +76,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = Output(
         json="--json" in given, logs="--log-format=json" in given or ("--log-format", "json") in pairwise(given)
     )
-    command = typer.main.get_command(app)
-    return guarded(out, lambda: command.main(given, prog_name="kvfix", standalone_mode=False, obj=out))
+    shell = Shell(out, open_engine)
+    return guarded(out, lambda: _command().main(given, prog_name="kvfix", standalone_mode=False, obj=shell))

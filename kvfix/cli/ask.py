@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvfix.cli import words
-from kvfix.cli.options import ENGINE, READING, Compare, MaxNew, OfDoc, Question, StaleOk
+from kvfix.cli.options import ENGINE, READING, SERVING, Compare, MaxNew, OfDoc, Question, StaleOk
 from kvfix.cli.verb import Run, verb
 from kvfix.errors import UsageError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvfix.store import VersionRecord
 
 
-@verb(ENGINE, READING, example="kvfix ask 'How long do refunds take?' --doc docs/refunds.md")
+@verb(SERVING, ENGINE, READING, example="kvfix ask 'How long do refunds take?' --doc docs/refunds.md")
 def ask(
     run: Run,
     question: Question,

@@ -10,6 +10,7 @@ from kvfix.cli.options import (
     ENGINE,
     PLANNING,
     QUALITY,
+    SERVING,
     WRITING,
     Doc,
     DryRun,
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from kvfix.probes import GivenProbe
 
 
-@verb(PLANNING, QUALITY, ENGINE, WRITING, example="kvfix edit docs/refunds.md --k 32 --min-mr 0.8 --on-low exact")
+@verb(
+    PLANNING, QUALITY, SERVING, ENGINE, WRITING, example="kvfix edit docs/refunds.md --k 32 --min-mr 0.8 --on-low exact"
+)
 def edit(
     run: Run,
     doc: Doc,

@@ -19,6 +19,7 @@ BENCH = "What to measure"
 ITEMS = "What to generate"
 DOCUMENTS = "Which documents"
 MODEL = "Model"
+DAEMON = "The daemon"
 COMMON = "Store and output"
 
 
@@ -210,6 +211,31 @@ LogFormat = Annotated[
 Json = Annotated[bool, flag("--json", "One JSON document on standard output.", COMMON)]
 Quiet = Annotated[bool, flag("--quiet", "Print nothing on success.", COMMON)]
 
+Serve = Annotated[bool, flag("--serve", "Run at the daemon that kvfix serve is, or KVFIX_SERVE=1.", MODEL)]
+Socket = Annotated[
+    Path | None,
+    option(
+        "--socket",
+        "Where clients find it, or KVFIX_SERVE.",
+        DAEMON,
+        default="kvfix/serve.sock in the user's runtime folder",
+        metavar="FILE",
+    ),
+]
+IdleTimeout = Annotated[
+    str,
+    option(
+        "--idle-timeout",
+        "End when no command has come for so long: 90s, 15m, 8h.",
+        DAEMON,
+        default="never",
+        metavar="TIME",
+    ),
+]
+MaxModels = Annotated[int, option("--max-models", "Models to keep loaded.", DAEMON, default=1, metavar="N", least=1)]
+DaemonStatus = Annotated[bool, flag("--status", "Say what the daemon does, and start none.", DAEMON)]
+Stop = Annotated[bool, flag("--stop", "Have the daemon end after the command it is at.", DAEMON)]
+
 Model = Annotated[
     str | None,
     option(
@@ -317,6 +343,7 @@ WRITING = {**LOCKING, "keep": Keep}
 ENGINE = {"model": Model, "device": Device, "dtype": Dtype, "template": Template}
 PLANNING = {"selector": Selector, "k": K, "budget": BudgetRows, "seed": Seed, "query": Query, "strategy": Strategy}
 QUALITY = {"min_mr": MinMr, "on_low": OnLow}
+SERVING = {"serve": Serve}
 LOGGING = {"log_format": LogFormat}
 WALKING = {"include": Include, "exclude": Exclude}
 ROWS = {"memory": Memory}
@@ -332,7 +359,7 @@ def parameters(group: dict[str, Any]) -> list[Parameter]:
 
 def place(parameter: Parameter) -> int:
     """Where a parameter stands in the help: arguments first, then panel by panel."""
-    panels = (None, DOCUMENTS, REPAIR, BENCH, ITEMS, CHECKS, PASS, MODEL, COMMON)
+    panels = (None, DOCUMENTS, REPAIR, BENCH, ITEMS, CHECKS, PASS, DAEMON, MODEL, COMMON)
     return panels.index(parameter.annotation.__metadata__[0].rich_help_panel)
 
 

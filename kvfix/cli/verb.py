@@ -11,22 +11,40 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from kvfix import lean
 from kvfix.cli.options import parameters, place
 from kvfix.cli.output import Output
 from kvfix.config import Settings, find_config, load_settings
 
 if TYPE_CHECKING:
     from kvfix.api import KVFix
+    from kvfix.engine import Engine
 
 Story = Callable[..., int | None]
 
 
+def open_engine(model: str | None, **how: Any) -> Engine:
+    """`Engine.open`, torch and transformers being imported when it is called."""
+    from kvfix.engine import Engine
+
+    return Engine.open(model, **how)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What every verb of one call is given: its output, and how it comes by an engine."""
+
+    out: Output
+    open_engine: Callable[..., Engine] = open_engine
+
+
 @dataclass(frozen=True)
 class Run:
-    """One call of a verb: its settings and its output."""
+    """One call of a verb: its settings, its output, and how it comes by an engine."""
 
     settings: Settings
     out: Output
+    open_engine: Callable[..., Engine] = open_engine
 
     @contextmanager
     def open(self, *, create: bool = False, read_only: bool = False) -> Iterator[KVFix]:
@@ -39,13 +57,13 @@ class Run:
 
     def engine(self) -> Any:
         """The model, its tokenizer loaded."""
-        from kvfix.engine import Engine
+        lean.import_modelling()
         from kvfix.engine.locate import DEMO_NAME
 
         given = self.settings
         if given.model is None:
             self.out.note(f"no --model given: using the demo model, {DEMO_NAME}")
-        return Engine.open(
+        return self.open_engine(
             given.model, device=given.device, dtype=given.dtype, template=given.template, notify=self.out.note
         )
 
@@ -90,14 +108,16 @@ def verb(*groups: dict[str, Any], example: str) -> Callable[[Story], Command]:
         shared = [parameter for group in groups for parameter in parameters(group)]
 
         def call(ctx: typer.Context, **given: Any) -> int:
-            out: Output = ctx.obj
+            shell: Shell = ctx.obj
+            out = shell.out
             out.json, out.quiet = given.pop("json"), given.pop("quiet")
             mine = {parameter.name: given.pop(parameter.name) for parameter in own}
+            given.pop("serve", None)  # the command has come where it was to run
             config = given.pop("config") or _config_near(mine)
             logs = "log_format" in given
             settings = load_settings(given, config_file=config)
             out.logs = logs and settings.log_format == "json"
-            return story(Run(settings, out), **mine) or 0
+            return story(Run(settings, out, shell.open_engine), **mine) or 0
 
         # typer reads the signature: the story's own parameters, then the shared ones
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)

@@ -1,9 +1,5 @@
 """The engine: transformers models that prefill, recompute chosen rows, score and generate."""
 
-from kvfix import lean
-
-lean.import_modelling()
-
 from kvfix.engine.cache import as_transformers_cache
 from kvfix.engine.continuations import Continuation
 from kvfix.engine.diagnosis import TransplantDiagnosis, Trial, carrier_positions

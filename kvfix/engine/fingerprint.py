@@ -72,6 +72,11 @@ def weights_digest(folder: Path) -> str:
     return _digest_of([[path.name, file_digest(path)] for path in sorted(folder.glob("*.safetensors"))])
 
 
+def folder_digest(folder: Path) -> str:
+    """Of every file of a model, whatever it is for: what loading the folder again would make of it."""
+    return _digest_of([[path.name, file_digest(path)] for path in sorted(folder.iterdir()) if path.is_file()])
+
+
 def adapter_digest(folder: Path) -> str:
     """Of an adapter's config ('' where there is none; its weights count with the others)."""
     config = folder / "adapter_config.json"
