@@ -15,11 +15,11 @@ from kvfix.store import Store
 COMMAND = [sys.executable, "-c", "import sys; from kvfix.cli.app import main; sys.exit(main())"]
 
 
-def on_a_terminal(arguments, **more):
+def on_a_terminal(arguments, command=COMMAND, **more):
     """The output of a command whose standard output and error are a terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **more}
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=theirs, env=environment)
+    process = subprocess.Popen([*command, *arguments], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     parts = []
     while True:

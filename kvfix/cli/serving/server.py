@@ -21,6 +21,7 @@ from kvfix.cli.serving.request import Command, Request
 from kvfix.errors import DaemonBusyError, UsageError
 
 ANSWER_S = 5.0  # a client that takes longer to say what it wants is none
+DRAIN_S = 0.5
 BACKLOG = 64
 INTERRUPTED = (130, 143)
 
@@ -144,6 +145,10 @@ class Server:
     def _refuse(self, connection: socket.socket, reason: str) -> None:
         with connection, contextlib.suppress(OSError):
             wire.send(connection, {"refused": reason})
+            # what it has sent and nobody has read would reach it as a broken connection, before the reason
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(DRAIN_S)
+            connection.recv(wire.MAX_BYTES, socket.MSG_WAITALL)
         self._waiting.put({"level": "warning", "event": "refused", "reason": reason})
 
     # ---- the commands
