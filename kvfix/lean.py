@@ -13,14 +13,20 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-UNUSED = ("is_accelerate_available", "is_scipy_available", "is_torch_distributed_available")
-MODELLING = "transformers.modeling_utils"
+Made = TypeVar("Made")
+
+# whether transformers is told so for good; accelerate is asked for later, to convert GGUF files
+UNUSED = {"is_scipy_available": True, "is_torch_distributed_available": True, "is_accelerate_available": False}
+MODELLING = ("transformers.modeling_utils", "transformers.generation.utils")
 
 _wanted = False
+_importing = False  # transformers' modelling code, just now
 
 
 def want() -> None:
@@ -44,62 +50,70 @@ def undisturbed() -> Iterator[None]:
         gc.enable()
 
 
-@contextmanager
-def loading() -> Iterator[None]:
-    """While a model is made: weights that will be read from a file are not drawn at random before."""
-    if not _wanted:
-        yield
-        return
+def loaded(load: Callable[[], Made]) -> Made:
+    """What `load` makes: a model, on torch's device without storage until its weights are taken from their files."""
+    if _wanted:
+        # a model that will not be made so is made as elsewhere, and what is wrong with it is said then
+        with suppress(Exception), undisturbed(), _without_sympy():
+            return load()
+    return load()
+
+
+def _without_sympy() -> Any:
+    """Spare what torch computes in Python, with sympy, where there is no storage: random weights, and positions."""
+    import torch
     from torch.nn import init
     from torch.overrides import TorchFunctionMode
 
-    class NothingDrawn(TorchFunctionMode):
-        """A tensor without storage stays as it is; torch would compute its shape in Python, with sympy."""
-
+    class WithoutSympy(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = dict(kwargs or {})
             if function in (init.kaiming_uniform_, init.normal_, init.uniform_):
-                tensor = args[0] if args else kwargs["tensor"]
+                tensor = args[0] if args else given["tensor"]
                 if tensor.is_meta:
                     return tensor
-            return function(*args, **(kwargs or {}))
+            if function is torch.arange and torch.device(given.get("device") or "cpu").type == "meta":
+                # its shape and dtype, and no more
+                return function(*args, **{**given, "device": "cpu"}).to("meta")
+            return function(*args, **given)
 
-    with undisturbed(), NothingDrawn():
-        yield
+    return WithoutSympy()
 
 
 def import_modelling() -> None:
     """Import transformers' modelling code, lean where that is wanted; call before the engine is imported."""
     if not _wanted or "transformers" in sys.modules:
         return
+    global _importing
     with undisturbed():
-        for name, light in DEFERRED.items():
-            if name not in sys.modules:
-                _defer(name, light)
-        answers = _say_missing()
+        sys.meta_path.insert(0, _Submodules)
+        _defer(COMPILER, LIGHT)
+        _importing = True
         try:
-            importlib.import_module(MODELLING)
+            _say_missing()
+            for name in MODELLING:
+                importlib.import_module(name)
         except Exception:
             # a release that needs more than those before it: let it have everything
             _forget()
         finally:
-            for module, name, answer in answers:
-                setattr(module, name, answer)
+            _importing = False
 
 
 # ---- what is said to be missing
 
 
-def _say_missing() -> list[tuple[Any, str, Any]]:
-    """Have transformers answer that it lacks what is unused; what it answered before, to be set back."""
-    homes = [importlib.import_module(name) for name in ("transformers.utils", "transformers.utils.import_utils")]
-    before = [(home, name, getattr(home, name)) for home in homes for name in UNUSED if hasattr(home, name)]
-    for home, name, _ in before:
-        setattr(home, name, _never)
-    return before
+def _say_missing() -> None:
+    """Have transformers answer that it lacks what is unused, while its modelling code asks what to import."""
+    for home in ("transformers.utils.import_utils", "transformers.utils"):
+        module = importlib.import_module(home)
+        for name, for_good in UNUSED.items():
+            if hasattr(module, name):
+                setattr(module, name, _missing(getattr(module, name), for_good))
 
 
-def _never(*_: Any, **__: Any) -> bool:
-    return False
+def _missing(available: Callable[..., bool], for_good: bool) -> Callable[..., bool]:
+    return lambda *given, **more: not (for_good or _importing) and available(*given, **more)
 
 
 # ---- what comes when it is first used
@@ -113,6 +127,28 @@ class Deferred(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(_real(self.__name__), name)
+
+
+class _Submodules:
+    """Finds modules below one that is deferred, having imported that one before: it may have imported them too."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        above = name.rpartition(".")[0]
+        if not isinstance(sys.modules.get(above), Deferred) or name in ALONE:
+            return None
+        _real(above)
+        return importlib.util.spec_from_loader(name, _AsItIs()) if name in sys.modules else None
+
+
+class _AsItIs(Loader):
+    """Takes a module that has been imported by now."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
 
 
 def _real(name: str) -> ModuleType:
@@ -133,24 +169,17 @@ def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
     return function if callable(function) else _unmarked
 
 
-def _expect_true(condition: Any) -> Any:
-    """What torch asks of every condition on shapes; only symbolic ones need sympy."""
-    return condition if isinstance(condition, bool) else _real(SYMBOLIC).expect_true(condition)
-
-
-SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
+COMPILER = "torch._dynamo"
+ALONE = (f"{COMPILER}._trace_wrapped_higher_order_op",)  # does without what it belongs to
 MARKS = ("allow_in_graph", "assume_constant_result", "disable")
-DEFERRED: dict[str, dict[str, Callable[..., Any]]] = {
-    "torch._dynamo": dict.fromkeys(MARKS, _unmarked),
-    SYMBOLIC: {"expect_true": _expect_true},
-}
+LIGHT = dict.fromkeys(MARKS, _unmarked)
 
 
-def _defer(name: str, light: dict[str, Callable[..., Any]]) -> None:
+def _defer(name: str, light: dict[str, Any]) -> None:
     """Put a stand-in where the module will be, its submodules within reach."""
     parent, _, own = name.rpartition(".")
     spec = importlib.util.find_spec(name)
-    if spec is None:
+    if spec is None or name in sys.modules:
         return
     stand_in = Deferred(name)
     vars(stand_in).update(light, __spec__=spec, __file__=spec.origin)
@@ -162,8 +191,7 @@ def _defer(name: str, light: dict[str, Callable[..., Any]]) -> None:
 
 def _forget() -> None:
     """As if nothing of transformers had been imported, and nothing deferred."""
-    for name in DEFERRED:
-        if isinstance(sys.modules.get(name), Deferred):
-            _withdraw(name)
+    if isinstance(sys.modules.get(COMPILER), Deferred):
+        _withdraw(COMPILER)
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
         del sys.modules[name]

@@ -97,14 +97,16 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[
     from transformers import AutoModelForCausalLM
 
     try:
-        with quiet_transformers(), lean.loading():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                trust_remote_code=False,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
+        with quiet_transformers():
+            loaded: Any = lean.loaded(
+                lambda: AutoModelForCausalLM.from_pretrained(
+                    folder,
+                    dtype=dtype,
+                    trust_remote_code=False,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                )
             )
     except torch.OutOfMemoryError:
         raise
