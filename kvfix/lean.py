@@ -1,9 +1,9 @@
 """A lean start: what a forward pass never uses is not imported with torch and transformers.
 
-transformers' modelling code imports what training, compiling and running on many machines need - torch's compiler with
-sympy, its distributed tensors, scipy, accelerate -, half the time of a cold command. It does without them where they
-are missing, so here they are said to be missing; the compiler, which torch always has, comes when it is first used. A
-process whose other code may want them must not be treated so: only the command line, whose process is its own, asks.
+transformers' modelling code imports what training, compiling and running on many machines need - torch's compiler, its
+distributed tensors, scipy, accelerate -, half the time of a cold command. It does without them where they are missing,
+so here they are said to be missing; the compiler, which torch always has, comes when it is first used. A process whose
+other code may want them must not be treated so: only the command line, whose process is its own, asks.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def loaded(load: Callable[[], Made]) -> Made:
     """What `load` makes: a model, on torch's device without storage until its weights are taken from their files."""
     if _wanted:
         # a model that will not be made so is made as elsewhere, and what is wrong with it is said then
-        with suppress(Exception), undisturbed(), _without_sympy():
+        with suppress(Exception), undisturbed(), _without_drawing():
             return load()
     return load()
 
 
-def _without_sympy() -> Any:
-    """Spare what torch computes in Python, with sympy, where there is no storage: random weights, and positions."""
+def _without_drawing() -> Any:
+    """Spare what torch computes in Python where there is no storage: random weights, and positions."""
     import torch
     from torch.nn import init
     from torch.overrides import TorchFunctionMode
 
-    class WithoutSympy(TorchFunctionMode):
+    class WithoutDrawing(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             given = dict(kwargs or {})
             if function in (init.kaiming_uniform_, init.normal_, init.uniform_):
@@ -77,7 +77,7 @@ def _without_sympy() -> Any:
                 return function(*args, **{**given, "device": "cpu"}).to("meta")
             return function(*args, **given)
 
-    return WithoutSympy()
+    return WithoutDrawing()
 
 
 def import_modelling() -> None:

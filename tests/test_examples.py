@@ -155,6 +155,16 @@ def test_there_are_scheduled_commands():
     assert len(scheduled()) >= 5
 
 
+def test_the_daemons_unit_is_understood(tmp_path, capfd):
+    """As it stands, but that it only asks whether there is one."""
+    unit = (ROOT / "examples" / "systemd" / "kvfix-serve.service").read_text(encoding="utf-8")
+    words = shlex.split(
+        re.search(r"^ExecStart=\S*/kvfix (serve .*)$", unit, re.MULTILINE)[1].replace("%t", str(tmp_path))
+    )
+    code = main([*words, "--status"])
+    assert (code, f"no daemon at {tmp_path}/kvfix/serve.sock" in capfd.readouterr().err) == (2, True)
+
+
 def documented() -> dict[str, str]:
     """The keys of examples/kvfix.toml and whether each line is a default ('') or commented out ('#')."""
     text = (ROOT / "examples" / "kvfix.toml").read_text(encoding="utf-8")

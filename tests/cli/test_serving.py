@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
+from kvfix import lean
 from kvfix.cli.serving import address, client, wire
 from kvfix.cli.serving.server import Server
 from kvfix.cli.serving.warm import WarmEngines
@@ -218,6 +220,14 @@ class TestWarm:
         assert warm.open(str(folder), **{**HOW, "dtype": "bfloat16"}) is not first
         (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
         assert warm.open(str(folder), **HOW) is not first
+
+    def test_what_is_let_go_of_is_freed(self, zoo, monkeypatch):
+        monkeypatch.setattr(lean, "_wanted", True)
+        warm = WarmEngines(1)
+        held = weakref.ref(warm.open(str(zoo("llama")), **HOW).model)
+        assert held() is not None
+        warm.forget()
+        assert held() is None
 
     def test_no_more_than_allowed(self, zoo):
         warm = WarmEngines(2)

@@ -55,6 +55,9 @@ class WarmEngines:
 def _give_memory_back() -> None:
     import torch
 
+    # a lean start has put what was loaded beyond the collector's sight
+    gc.unfreeze()
     gc.collect()
+    gc.freeze()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
