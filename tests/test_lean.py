@@ -10,13 +10,6 @@ from kvfix.engine import Engine
 from tests.zoo import ZOO
 
 LEFT_OUT = ["accelerate", "scipy", "torch._dynamo.convert_frame", "torch._inductor", "torch.distributed.tensor"]
-    "accelerate",
-    "scipy",
-    "sympy.core",
-    "torch._dynamo.convert_frame",
-    "torch._inductor",
-    "torch.distributed.tensor",
-]
 TOKENS = list(range(5, 45))
 
 LOADS = """

@@ -9,7 +9,21 @@ import pytest
 import kvfix as package
 from kvfix.cli.app import main
 
-VERBS = ["build", "diff", "edit", "sync", "refresh", "status", "ask", "verify", "gc", "compact", "fsck", "doctor"]
+VERBS = [
+    "build",
+    "diff",
+    "edit",
+    "sync",
+    "refresh",
+    "status",
+    "ask",
+    "verify",
+    "gc",
+    "compact",
+    "fsck",
+    "doctor",
+    "serve",
+]
 HEAVY = ["torch", "transformers", "sqlalchemy", "pydantic", "numpy", "safetensors"]
 
 
