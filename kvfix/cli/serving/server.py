@@ -148,7 +148,9 @@ class Server:
             # what it has sent and nobody has read would reach it as a broken connection, before the reason
             connection.shutdown(socket.SHUT_WR)
             connection.settimeout(DRAIN_S)
-            connection.recv(wire.MAX_BYTES, socket.MSG_WAITALL)
+            until = time.monotonic() + DRAIN_S
+            while connection.recv(wire.MAX_BYTES) and time.monotonic() < until:
+                pass
         self._waiting.put({"level": "warning", "event": "refused", "reason": reason})
 
     # ---- the commands
