@@ -44,12 +44,6 @@ class Rows:
         positions, slots = (torch.from_numpy(np.ascontiguousarray(a)) for a in (self.positions, self.slots))
         return Part(self.cache.keys, self.cache.values, positions, int(self.slots[-1]) + 1, slots, self.key_positions)
 
-    def ready(self, layer: int) -> None:
-        """Told before the rows of a layer are written or seen."""
-
-    def written(self, layer: int) -> None:
-        """Told when the rows of a layer stand in their slots."""
-
 
 class EnoughError(Exception):
     """Ends a pass whose further layers nobody needs."""
@@ -72,10 +66,10 @@ class PassCache(Cache):
         """Write the pass's rows `[1, H, M, D]` into their caches. Raises `EnoughError` at the end."""
         self.updated.append(layer_idx)
         for rows in self.groups:
-            rows.ready(layer_idx)
+            rows.cache.ready(layer_idx)
         scatter_kv(self.pack, layer_idx, key_states, value_states)
         for rows in self.groups:
-            rows.written(layer_idx)
+            rows.cache.written(layer_idx)
         if layer_idx == self.ends:
             raise EnoughError
         return key_states, value_states

@@ -266,6 +266,10 @@ class Engine:
             if not shares:
                 self.recompute(*job)
 
+    def takes_one_pass(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether so many rows of a text are recomputed at once."""
+        return num_rows <= CHUNK_ROWS or self.positions.crosses(num_tokens, num_tokens)
+
     def _one_pass(self, cache: KVCache) -> bool:
         """Beyond LongRoPE's limit all rows must share one call, which decides the frequencies."""
         return self.positions.crosses(len(cache), len(cache))

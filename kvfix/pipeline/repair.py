@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvfix import align, debt
-from kvfix.core import Notify, RepairPlan, RowMap
+from kvfix import debt
+from kvfix.core import Notify, RepairPlan
 from kvfix.errors import LowQualityError
 from kvfix.pipeline import measure
 from kvfix.pipeline.arms import Arm, Asking, ask_arm, ask_arms
 from kvfix.pipeline.behind import Computed
 from kvfix.pipeline.clock import shared
-from kvfix.pipeline.load import load_cache, read_rows
+from kvfix.pipeline.load import load_cache
 from kvfix.pipeline.plan import exactly, plan_repair
 from kvfix.pipeline.quality import Quality, judge, make_probes, room_for
 from kvfix.pipeline.report import Attempt, EditReport, escalated_to
+from kvfix.pipeline.stream import StoredRows, StreamedCache, streamed
 from kvfix.pipeline.verdict import lacking, warnings_of
 
 if TYPE_CHECKING:
@@ -38,10 +40,9 @@ class Patch:
     values: torch.Tensor
 
     @classmethod
-    def of(cls, cache: KVCache, plan: RepairPlan) -> Patch:
+    def of(cls, cache: StreamedCache, plan: RepairPlan) -> Patch:
         """Copies of the rows of a plan."""
-        keys, values = (t[:, :, plan.positions].contiguous().cpu() for t in (cache.keys, cache.values))
-        return cls(plan.positions, plan.source(), keys, values)
+        return cls(plan.positions, plan.source(), *cache.taken(plan.positions))
 
     @property
     def num_bytes(self) -> int:
@@ -58,10 +59,11 @@ def recomputed(repairs: Sequence[Repair]) -> list[tuple[Patch, Arm]]:
     for repair in repairs:
         repair.ask_stale()
     repairs[0].notify(f"recomputing {sum(len(repair.plan.positions) for repair in repairs)} rows")
-    caches = [repair.load() for repair in repairs]
-    with shared("recompute", [(repair.clock, len(repair.plan.positions)) for repair in repairs]):
-        engine.recompute_many([(c, repair.plan.positions) for c, repair in zip(caches, repairs, strict=True)])
-        patches = [Patch.of(cache, repair.plan) for cache, repair in zip(caches, repairs, strict=True)]
+    with ExitStack() as under_way:
+        caches = [under_way.enter_context(repair.streamed()) for repair in repairs]
+        with shared("recompute", [(repair.clock, len(repair.plan.positions)) for repair in repairs]):
+            engine.recompute_many([(c, repair.plan.positions) for c, repair in zip(caches, repairs, strict=True)])
+            patches = [Patch.of(cache, repair.plan) for cache, repair in zip(caches, repairs, strict=True)]
     askings = [repair.asking(cache) for cache, repair in zip(caches, repairs, strict=True)]
     with shared("probes", [(r.clock, asking.num_tokens) for r, asking in zip(repairs, askings, strict=True)]):
         return list(zip(patches, ask_arms(engine, askings), strict=True))
@@ -91,29 +93,19 @@ class Repair:
         with self.clock("probes"):
             self.stale = self._ask(load_cache(self.engine, self.change.snapshot, self.room))
 
-    def load(self) -> KVCache:
-        """The rows that the plan reads, aligned, in a cache with room for the probes."""
-        rows, snapshot = self._rows(), self.change.snapshot
-        with self.clock("load"):
-            ids = self.change.new.token_ids
-            cache = align.allocate(snapshot.segments[0], rows, ids, self.room, self.engine.device)
-        read_rows(self.engine, cache, rows, snapshot, 0, self._last, self.clock)
-        return cache
+    def streamed(self) -> StreamedCache:
+        """A cache that brings the rows which the plan reads, aligned, to the pass; with room for the probes."""
+        rows, snapshot = self.change.snapshot.rows.realigned(self.plan.source()), self.change.snapshot
+        stored = StoredRows(self.engine, rows, snapshot, self.clock)
+        room = self.room if self.probes else None
+        return streamed(stored, self.change.new.token_ids, self.plan.positions, room)
 
-    def asking(self, cache: KVCache) -> Asking:
+    def asking(self, cache: StreamedCache) -> Asking:
         """The probes for a cache whose plan is carried out; if there are any, the rows behind are read."""
         if self.probes:
             with self.clock("probes"):
-                read_rows(self.engine, cache, self._rows(), self.change.snapshot, self._last)
+                cache.complete()
         return Asking(cache, self.probes, self.options.verify)
-
-    def _rows(self) -> RowMap:
-        return self.change.snapshot.rows.realigned(self.plan.source())
-
-    @property
-    def _last(self) -> int:
-        """Where the rows end that the plan reads."""
-        return int(self.plan.positions[-1]) + 1 if len(self.plan.positions) else 0
 
     # ---- behind it
 
