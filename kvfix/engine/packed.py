@@ -12,6 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
+from kvfix import pages
+from kvfix.pages import MappedFiles
+
 
 class PackedLinear(torch.nn.Module):
     """What `torch.nn.Linear` computes, up to rounding."""
@@ -57,6 +60,7 @@ def pack_weights(model: torch.nn.Module) -> None:
     That one shares its weights with the embeddings in many models, and few rows pass through it.
     """
     kept = model.get_output_embeddings()  # type: ignore[operator]
+    files = MappedFiles()
     packed: dict[torch.nn.Module, PackedLinear] = {}  # a layer may stand in several places
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
@@ -67,6 +71,8 @@ def pack_weights(model: torch.nn.Module) -> None:
                 if not child.weight.numel() or not packs(child.weight.device, child.weight.dtype):
                     continue
                 packed[child] = PackedLinear(child)
+                if files.hold(child.weight):
+                    pages.forget(child.weight)
                 child.weight = None  # type: ignore[assignment]
             setattr(parent, name, packed[child])
 
