@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvfix.core import KVCache, LayerRotation, ModelKey, Notify
-from kvfix.engine import continuations, fingerprint, load
+from kvfix.engine import continuations, fingerprint, load, packed
 from kvfix.engine.attention import NAME, Pass, running
 from kvfix.engine.cache import PassCache, Rows
 from kvfix.engine.continuations import Continuation
@@ -113,10 +113,11 @@ class Engine:
 
     @property
     def backend(self) -> str:
-        """Device kind and library versions: what a gate's findings hold for."""
+        """Device kind, library versions and layout of the weights: what a gate's findings hold for."""
         import transformers
 
-        return f"{self.device.type}-torch{torch.__version__}-transformers{transformers.__version__}"
+        layout = "-packed" if packed.packs(self.device, self.dtype) else ""
+        return f"{self.device.type}-torch{torch.__version__}-transformers{transformers.__version__}{layout}"
 
     def describe(self) -> dict[str, str]:
         """Name, key, dtype and device, for reports."""
