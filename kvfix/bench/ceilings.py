@@ -58,7 +58,7 @@ def product_rate(engine: Engine, linears: Sequence[Any]) -> float:
 
     shapes = Counter(linear_size(module) for module in linears)
     examples = {linear_size(module): module for module in linears}
-    rates = [0.0]
+    rates = []
     with torch.inference_mode():
         for num_rows in ROWS[engine.device.type]:
             operations = spent_ms = 0.0
@@ -67,7 +67,7 @@ def product_rate(engine: Engine, linears: Sequence[Any]) -> float:
                 rows = torch.randn(1, num_rows, shape[0], device=engine.device).to(engine.dtype)
                 spent_ms += number * best_ms(engine, partial(examples[shape], rows))
                 operations += number * 2.0 * num_rows * shape[0] * shape[1]
-            rates.append(operations / spent_ms * 1e3 if spent_ms else 0.0)
+            rates.append(operations / spent_ms * 1e3)
     return max(rates)
 
 

@@ -57,7 +57,7 @@ class Step(NamedTuple):
     num_bytes: int
     patches: int | None = None
     moved: bool | None = None
-    number: int = 1  # documents or files that time and bytes are divided by
+    num_items: int = 1  # documents or files that time and bytes are divided by
 
 
 def run_store(engine: Engine, options: StoreOptions, notify: Notify = lambda line: None) -> dict[str, Any]:
@@ -138,14 +138,14 @@ class _Trial:
 
     def _row(self, step: Step, times: list[float]) -> dict[str, Any]:
         assert self.ceilings is not None
-        each_ms, num_bytes = spread([ms / step.number for ms in times]), step.num_bytes / step.number
+        each_ms, num_bytes = spread([ms / step.num_items for ms in times]), step.num_bytes / step.num_items
         bound = self.ceilings.bound(step.bound, step.num_bytes)
-        bound["bound_ms"] /= step.number
+        bound["bound_ms"] /= step.num_items
         return {
             "name": step.name,
             "patches": step.patches,
             "moved": step.moved,
-            "count": step.number,
+            "num_items": step.num_items,
             "data_bytes": num_bytes,
             "each_ms": each_ms,
             "bytes_per_s": num_bytes / each_ms["median"] * 1e3,
@@ -196,7 +196,7 @@ class _Trial:
         if number != self.options.documents:
             raise KVFixError(f"{number} of {self.options.documents} documents seem unchanged; no times are reported")
         num_bytes = number * len(self.stock.texts.text.encode())
-        return Step("sync unchanged", "check", num_bytes, number=number), ms
+        return Step("sync unchanged", "check", num_bytes, num_items=number), ms
 
     def _verify(self) -> tuple[Step, float]:
         """Every byte of the store. Raises `KVFixError` if it finds damage."""
@@ -215,7 +215,7 @@ class _Trial:
         reports = list[Any]()
         with Store.open(self.stock.store.path, keep=0) as store:
             ms = self._timed(lambda: reports.append(store.gc(0.0)))
-        return Step("gc", "transaction", reports[0].bytes, number=reports[0].num_files), ms
+        return Step("gc", "transaction", reports[0].bytes, num_items=reports[0].num_files), ms
 
     def _timed(self, work: Callable[[], object]) -> float:
         return timed_ms(self.engine, work)

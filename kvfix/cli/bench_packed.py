@@ -35,7 +35,7 @@ def packed(
 
 
 def _table(body: dict[str, Any]) -> Table:
-    table = grid("documents", "rows", "one pass", "one by one", "documents/s", "one by one", "gain", "of bound")
+    table = grid("documents", "rows", "one pass", "one by one", "documents/s", "one by one", "gain", "bound")
     for row in body["rows"]:
         sizes = [words.count(row[name]) for name in ("documents", "recomputed")]
         times = [words.duration(row[name]["median"]) for name in ("packed_ms", "single_ms")]

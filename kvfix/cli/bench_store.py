@@ -48,7 +48,7 @@ def _name(row: dict[str, Any]) -> str:
         parts.append(words.count(row["patches"], "patch", "patches"))
     if row["moved"]:
         parts.append("moved")
-    return ", ".join(parts) + (f" (of {row['count']})" if row["count"] > 1 else "")
+    return ", ".join(parts) + (f" (of {row['num_items']})" if row["num_items"] > 1 else "")
 
 
 def _ceilings(found: dict[str, Any]) -> str:

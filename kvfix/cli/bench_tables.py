@@ -34,4 +34,4 @@ def ceilings(body: dict[str, Any]) -> str:
     rate = f"{found['operations_per_s'] / 1e9:,.0f} Gflop/s in the model's own matrix products"
     read = f"{found['read_bytes_per_s'] / 1e9:,.1f} GB/s read"
     assumed = f"; {found['assumed']}" if found["assumed"] else ""
-    return f"of bound: least time at the best rates measured here ({rate}, {read}) over the time taken{assumed}"
+    return f"bound: least time at the best rates measured here ({rate}, {read}) over the time taken{assumed}"
