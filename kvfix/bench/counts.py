@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 @dataclass
 class Weights:
-    """The numbers that a pass reads, as a pass over one row has named the modules that it calls."""
+    """The numbers that a pass reads, of the modules that a pass over one row has called."""
 
     products: int = 0  # in matrices that every row is multiplied with
     vectors: int = 0  # norms and biases: read, and no operations counted
@@ -82,13 +82,13 @@ def linear_size(module: Any) -> tuple[int, int] | None:
 class Counts:
     """What passes of one model have to do.
 
-    A pass reads each weight once, however many rows or documents it has, and no LM head; of an embedding table it reads
-    its rows. A mixture of experts is assumed to spread its rows evenly: of E experts, each row taking k,
+    A pass reads each weight once, however many rows or documents it has; of an embedding table it reads its rows. What
+    stands behind the last layer's keys and values is no part of it, the LM head included. A mixture of experts is assumed to spread its rows evenly: of E experts, each row taking k,
     E · (1 - (1 - k/E)^rows) are read.
     """
 
     weights: Weights
-    windows: dict[int, int | None]  # layer → window of its attention, as the model asks for it
+    windows: dict[int, int | None]  # of each layer that attends, as the model asks for it
     query_heads: int
     heads: int
     head_dims: int  # of a key and a value together
@@ -171,7 +171,7 @@ def _traced(engine: Engine) -> tuple[Weights, dict[int, int | None]]:
 
     hooks = [module.register_forward_hook(note) for module in engine.model.get_decoder().modules()]
     try:
-        engine.run_pass(this)
+        engine.run_pass(this, ends=cache.num_layers - 1)
     finally:
         for hook in hooks:
             hook.remove()
