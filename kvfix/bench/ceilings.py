@@ -85,8 +85,19 @@ def bandwidths(engine: Engine, device: torch.device) -> tuple[float, float]:
 
 
 def _buffer_bytes(device: torch.device) -> int:
-    """Four times the last cache at least."""
-    return max(BUFFER_BYTES[device.type], 4 * _last_cache_bytes(device))
+    """Four times the last cache at least, as far as memory is free for two of them."""
+    return min(max(BUFFER_BYTES[device.type], 4 * _last_cache_bytes(device)), free_bytes(device) // 4)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a device."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return psutil.virtual_memory().available
 
 
 def _last_cache_bytes(device: torch.device) -> int:

@@ -13,11 +13,12 @@ import numpy as np
 if TYPE_CHECKING:
     from kvfix.engine import Engine
 
-# what rotates and normalises is left out: a few operations a number beside hundreds in the matrix products
-
 
 class Work(NamedTuple):
-    """Operations (a multiplication and an addition are two), and bytes that cross the memory's bus at least once."""
+    """Operations (a multiplication and an addition are two) and bytes.
+
+    Operations are those of the matrix products and of attention; turning and normalising is a few more a number.
+    """
 
     operations: int
     weight_bytes: int
@@ -83,8 +84,8 @@ class Counts:
     """What passes of one model have to do.
 
     A pass reads each weight once, however many rows or documents it has; of an embedding table it reads its rows. What
-    stands behind the last layer's keys and values is no part of it, the LM head included. A mixture of experts is assumed to spread its rows evenly: of E experts, each row taking k,
-    E · (1 - (1 - k/E)^rows) are read.
+    stands behind the last layer's keys and values is no part of it, the LM head included. A mixture of experts is
+    assumed to spread its rows evenly: of E experts, each row taking k, E · (1 - (1 - k/E)^rows) are read.
     """
 
     weights: Weights

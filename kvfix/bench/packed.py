@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvfix.bench.ceilings import free_bytes
 from kvfix.bench.roofline import Roofline
 from kvfix.bench.texts import TOLERANCE, Texts, distance, plan_of, versions
 from kvfix.core import KVCache, Notify
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "kvfix.packed/1"
 PLACE = 1 / 3  # of the edit
+LEAST_TOKENS = 8
 USABLE = 0.8  # of the free memory
 
 Job = tuple[KVCache, np.ndarray]  # a stale cache of the new tokens, and the positions to recompute
@@ -36,7 +38,7 @@ class PackedOptions:
     def __post_init__(self) -> None:
         if min(self.documents) < 1:
             raise UsageError("a pass has at least one document")
-        if int(PLACE * self.context) >= self.context:
+        if self.context < LEAST_TOKENS:
             raise UsageError(f"no room for an edit in {self.context} tokens")
 
 
@@ -73,23 +75,12 @@ def run_packed(engine: Engine, options: PackedOptions, notify: Notify = lambda l
 
 def require_memory(engine: Engine, documents: int, context: int) -> None:
     """Raise `UsageError` unless so many caches, and what a pass over their rows takes, fit into the free memory."""
-    needed, free = documents * context * engine.row_bytes, free_bytes(engine)
+    needed, free = documents * context * engine.row_bytes, free_bytes(engine.device)
     if needed > USABLE * free:
         raise UsageError(
             f"{documents} documents of {context} tokens take {needed / 1e9:.2f} GB of rows, and {free / 1e9:.2f} GB "
             f"are free on {engine.device}: lower --documents or --context"
         )
-
-
-def free_bytes(engine: Engine) -> int:
-    """Free memory of the device."""
-    if engine.device.type == "cuda":
-        import torch
-
-        return torch.cuda.mem_get_info(engine.device)[0]
-    import psutil
-
-    return psutil.virtual_memory().available
 
 
 def _job(engine: Engine, options: PackedOptions, number: int) -> Job:

@@ -30,7 +30,8 @@ class Roofline:
 
     def beside(self, work: Work, measured_ms: float) -> dict[str, Any]:
         """Counts, bound and share of work that took so long."""
-        return {**work._asdict(), **bound(work, self.ceilings), "share": share(work, self.ceilings, measured_ms)}
+        told = bound(work, self.ceilings)
+        return {**work._asdict(), **told, "share": told["bound_ms"] / measured_ms}
 
     def describe(self) -> dict[str, Any]:
         """The ceilings, and what was assumed."""
@@ -44,7 +45,3 @@ def bound(work: Work, ceilings: Ceilings) -> dict[str, Any]:
     compute_ms = work.operations / ceilings.operations_per_s * 1e3
     memory_ms = work.num_bytes / ceilings.read_bytes_per_s * 1e3
     return {"bound_ms": max(compute_ms, memory_ms), "bound_by": "compute" if compute_ms >= memory_ms else "memory"}
-
-
-def share(work: Work, ceilings: Ceilings, measured_ms: float) -> float:
-    return bound(work, ceilings)["bound_ms"] / measured_ms

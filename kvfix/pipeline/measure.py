@@ -114,9 +114,9 @@ def compare_arms(arms: Arms, rounds: int = ROUNDS) -> dict[str, Any]:
 
 
 def compare_all(repairs: Sequence[Arms], rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    """`compare_arms` of several repairs that lead to one text: each round re-prefills that once for all of them.
+    """`compare_arms` of several repairs that lead to one text.
 
-    So does it the suffix, once for all repairs whose edit begins at the same place.
+    Each round re-prefills that text once for all of them, and a suffix once for all whose edits begin where it does.
     """
     times: dict[Arm, list[float]] = {}
     for _ in range(rounds + 1):

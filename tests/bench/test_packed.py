@@ -61,15 +61,15 @@ def test_rows_that_a_packed_pass_leaves_out_or_mixes_up_are_seen(engine, given_c
 def test_what_does_not_fit_into_memory_is_refused_first(engine, monkeypatch):
     monkeypatch.setattr(engine, "prefill", lambda *given, **more: pytest.fail("computed"))
     needed = 5 * 66 * engine.row_bytes
-    monkeypatch.setattr(packed, "free_bytes", lambda engine: needed)
+    monkeypatch.setattr(packed, "free_bytes", lambda device: needed)
     with pytest.raises(UsageError, match=r"5 documents of 66 tokens take .* lower --documents or --context"):
         run_packed(engine, PackedOptions([1, 5], context=66, k=5))
-    monkeypatch.setattr(packed, "free_bytes", lambda engine: 2 * needed)
+    monkeypatch.setattr(packed, "free_bytes", lambda device: 2 * needed)
     packed.require_memory(engine, 5, 66)
 
 
 def test_free_memory_is_that_of_the_machine(engine):
-    assert 0 < packed.free_bytes(engine) < 2**50
+    assert 0 < packed.free_bytes(engine.device) < 2**50
 
 
 def test_a_context_beyond_the_model_is_refused(engine):
@@ -77,6 +77,8 @@ def test_a_context_beyond_the_model_is_refused(engine):
         run_packed(engine, PackedOptions([1], context=600, k=5))
 
 
-def test_a_pass_has_a_document():
+def test_a_pass_has_a_document_and_a_document_some_tokens():
     with pytest.raises(UsageError, match="at least one document"):
         PackedOptions([0, 4], context=66, k=5)
+    with pytest.raises(UsageError, match="no room for an edit in 3 tokens"):
+        PackedOptions([1], context=3, k=5)
