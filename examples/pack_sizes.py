@@ -79,7 +79,7 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model")
     parser.add_argument("--tokens", type=numbers, default=[500, 1000, 4000])
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--documents", type=numbers, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     study(Engine.open(given.model), given)
 
 

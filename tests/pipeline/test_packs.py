@@ -203,6 +203,13 @@ class TestRepairs:
         assert list(outcomes(run(desk, memory=2 * one)).values()) == ["repaired"] * 5
         assert sizes == [2, 2, 1]
 
+    def test_packs_stay_within_half_of_what_is_free_on_the_device(self, desk, sizes, monkeypatch):
+        edited(desk, *[NEW] * 5)
+        one = 2 * len(desk.fresh(NEW + "0")) * desk.engine.row_bytes
+        monkeypatch.setattr(type(desk.engine), "free_bytes", 2 * 2 * one)
+        assert list(outcomes(run(desk)).values()) == ["repaired"] * 5
+        assert sizes == [2, 2, 1]
+
     def test_the_order_is_kept_around_others(self, desk, sizes):
         edited(desk, NEW, NEW, NEW, NEW, NEW)
         desk.document("", name(2))
@@ -226,11 +233,8 @@ class TestRepairs:
 
         monkeypatch.setattr(repair_module, "judge", judge)
         done = run(desk)
-        assert {each.doc_id: each.to_json()["escalated_to"] for each in done} == {
-            "a.md": None,
-            "b.md": 16,
-            "c.md": None,
-        }
+        escalated = {each.doc_id: each.to_json()["escalated_to"] for each in done}
+        assert escalated == {"a.md": None, "b.md": 16, "c.md": None}
         assert sizes == [3, 1, 1]
 
     def test_times_are_shares_of_the_pass(self, desk, monkeypatch):
