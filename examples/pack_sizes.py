@@ -27,7 +27,7 @@ Timed = Callable[[Engine, Callable[[], object]], float]
 
 def made_up(engine: Engine, num_tokens: int, seed: int) -> KVCache:
     """A cache of tokens drawn by the seed."""
-    ids = np.random.default_rng(seed).integers(100, 10_000, num_tokens)
+    ids = np.random.default_rng(seed).integers(engine.config.get_text_config().vocab_size, size=num_tokens)
     cache = engine.new_cache(ids)
     cache.keys.normal_()
     cache.values.normal_()
