@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import torch
 from kvfix.core import KVCache, LayerRotation, ModelKey, Notify
 from kvfix.engine import continuations, fingerprint, load, packed
 from kvfix.engine.attention import NAME, Pass, running
-from kvfix.engine.cache import PassCache, Rows
+from kvfix.engine.cache import EnoughError, PassCache, Rows
 from kvfix.engine.continuations import Continuation
 from kvfix.engine.locate import locate
 from kvfix.engine.rope import PositionFacts, position_facts
@@ -283,15 +283,21 @@ class Engine:
 
     @torch.inference_mode()
     def compute(self, groups: list[Rows]) -> None:
-        """One pass over the rows of all groups, in place, without logits."""
+        """One pass over the rows of all groups, in place, that ends where the last layer has its keys and values.
+
+        The caches may hold a model's lower layers only; all of one pass hold equally many.
+        """
         if groups:
-            self.run_pass(Pass(groups))
+            self.run_pass(Pass(groups), ends=groups[0].cache.num_layers - 1)
 
     @torch.inference_mode()
-    def run_pass(self, this: Pass) -> list[int]:
-        """`compute` for a given pass; returns the layers that stored rows, in order."""
-        inputs, cache = self._inputs(this)
-        with running(this):
+    def run_pass(self, this: Pass, ends: int | None = None) -> list[int]:
+        """A given pass, up to the keys and values of layer `ends` (None: to the end of the decoder).
+
+        Returns the layers that stored rows, in order.
+        """
+        inputs, cache = self._inputs(this, ends)
+        with running(this), suppress(EnoughError):
             self._decoder(**inputs)
         return cache.updated
 
@@ -303,10 +309,10 @@ class Engine:
         with running(this):
             return self.model(**inputs, logits_to_keep=torch.tensor(rows, device=self.device)).logits[0]
 
-    def _inputs(self, this: Pass) -> tuple[dict[str, Any], PassCache]:
+    def _inputs(self, this: Pass, ends: int | None = None) -> tuple[dict[str, Any], PassCache]:
         ids = np.concatenate([rows.token_ids for rows in this.groups])
         positions = np.concatenate([rows.positions for rows in this.groups])
-        cache = PassCache(this.groups, this.pack)
+        cache = PassCache(this.groups, this.pack, ends)
         inputs = {
             "input_ids": torch.from_numpy(ids)[None].to(self.device),
             "position_ids": torch.from_numpy(positions)[None].to(self.device),
