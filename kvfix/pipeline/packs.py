@@ -10,8 +10,10 @@ from typing import Protocol, TypeVar
 
 from kvfix.pipeline.failures import stops
 
-# repairs share a pass up to this many rows
-REPAIR_ROWS = 512
+# repairs share a pass up to this many rows: 16 documents of 34 to 40. With the demo model on one core such a pass takes
+# a document's time / 1.3 (k=32) or / 2.2 (k=8, 160 rows); twice the rows gain nothing more, and hold twice the caches
+# (examples/pack_sizes.py)
+REPAIR_ROWS = 640
 
 
 class Member(Protocol):
