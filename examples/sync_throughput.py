@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvfix import Engine, KVFix, Store
+from kvfix.core import Document, KVCache
 from kvfix.corpus import scan
 from kvfix.engine.gate import deviation
 from kvfix.pipeline.clock import Clock
@@ -91,13 +92,14 @@ def copy_of(store: Path, pack_rows: int) -> Path:
 
 def apart(store: Path, docs: Path, engine: Engine) -> float:
     """How far the caches of the two syncs lie apart, relative to the larger of 1 and a layer's largest entry."""
-    found = 0.0
     with Store.open(copy_of(store, 1)) as single, Store.open(copy_of(store, REPAIR_ROWS)) as packed:
-        for record in packed.documents(str(docs.resolve())):
-            like = single.head(record.corpus, record.doc_id)
-            caches = [load_cache(engine, opened.snapshot(head)) for opened, head in ((packed, record), (single, like))]
-            found = max(found, deviation(*caches))
-    return found
+        pairs = ([loaded(engine, opened, document) for opened in (single, packed)] for document in scan(docs))
+        return max(deviation(*pair) for pair in pairs)
+
+
+def loaded(engine: Engine, store: Store, document: Document) -> KVCache:
+    """A document's cache as it is stored."""
+    return load_cache(engine, store.snapshot(store.head(document.corpus, document.doc_id)))
 
 
 def main() -> None:
