@@ -139,6 +139,15 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    @property
+    def free_bytes(self) -> int | None:
+        """What may still be put on the device; None for the CPU, whose memory is everybody's."""
+        if self.device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        # what the allocator keeps for us counts as taken there
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
     # ---- the model
 
     @cached_property

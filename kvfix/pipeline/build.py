@@ -98,7 +98,9 @@ def _prefilled(
 
 
 def limits(engine: Engine, most_bytes: int) -> Limits:
-    """What a pass over new documents may take."""
+    """What a pass over new documents may take: of a device's own memory, half of what is free."""
+    free = engine.free_bytes
+    most_bytes = most_bytes if free is None else min(most_bytes, free // 2)
     return Limits(PACK_ROWS, most_bytes // engine.row_bytes)
 
 

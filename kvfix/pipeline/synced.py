@@ -43,6 +43,8 @@ class SyncOptions:
             raise UsageError(f"the share to verify is a number from 0 to 1, not {self.verify_sample:g}")
         if self.order not in ORDERS:
             raise UsageError(f"unknown order {self.order!r}; there are: {', '.join(ORDERS)}")
+        if self.pack_rows < 1:
+            raise UsageError(f"a pass takes a row or more, not {self.pack_rows}")
 
 
 @dataclass(frozen=True)

@@ -387,7 +387,12 @@ class TestOrder:
         assert desk.store.verify() == []
 
     @pytest.mark.parametrize(
-        "wrong", [{"order": "colour"}, {"verify_sample": 1.5}, {"verify_sample": -0.1}, {"verify_sample": float("nan")}]
+        "wrong",
+        [
+            {"order": "colour"},
+            {"pack_rows": 0},
+            *({"verify_sample": share} for share in (1.5, -0.1, float("nan"))),
+        ],
     )
     def test_options_that_make_no_sense(self, wrong):
         with pytest.raises(UsageError):
