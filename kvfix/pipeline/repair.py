@@ -56,6 +56,9 @@ def recomputed(repairs: Sequence[Repair]) -> list[tuple[Patch, Arm]]:
     the tokens asked. Raises what fails for any of them; then nothing has changed, and it may be tried again.
     """
     engine = repairs[0].engine
+    # a step of its own, so that reading the weights counts for nothing else
+    with repairs[0].clock("model"):
+        engine.model  # noqa: B018
     for repair in repairs:
         repair.ask_stale()
     repairs[0].notify(f"recomputing {sum(len(repair.plan.positions) for repair in repairs)} rows")

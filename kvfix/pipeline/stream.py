@@ -85,6 +85,8 @@ class StreamedCache(KVCache):
             made = self._allocate(stored, token_ids, room, end)
         super().__init__(made.keys, made.values, token_ids, made.origin)
         self.stored, self.end, self.num_ready = stored, end, 0
+        # counted also where no pass comes to a layer
+        stored.clock.ms.setdefault("align", 0.0)
 
     def _allocate(self, stored: StoredRows, token_ids: np.ndarray, room: int, end: int) -> KVCache:
         return align.allocate(stored.snapshot.segments[0], stored.rows, token_ids, room, stored.engine.device)

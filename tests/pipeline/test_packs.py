@@ -311,14 +311,14 @@ class TestFailures:
 
     def test_a_damaged_entry(self, desk, sizes, monkeypatch):
         edited(desk, *[NEW] * 4)
-        real = repair_module.Repair.load
+        real = repair_module.Repair.streamed
 
         def load(self):
             if self.record.doc_id == "b.md":
                 raise OSError("cannot be read")
             return real(self)
 
-        monkeypatch.setattr(repair_module.Repair, "load", load)
+        monkeypatch.setattr(repair_module.Repair, "streamed", load)
         one = self.others(run(desk))
         assert (one.outcome, one.record.version) == ("failed", 1)
         assert "cannot be read" in one.reason
@@ -392,7 +392,7 @@ class TestMemory:
             if alive == 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             cache = real(*args)
-            made.append(weakref.ref(cache))
+            made.append(weakref.ref(cache.keys))
             most[0] = max(most[0], alive + 1)
             return cache
 

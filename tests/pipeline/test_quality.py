@@ -297,9 +297,9 @@ class TestEscalate:
 
         def set_to(until, **worse):
             sizes = []
-            real = repair_module.Repair.load
+            real = repair_module.Repair.streamed
             monkeypatch.setattr(
-                repair_module.Repair, "load", lambda self: sizes.append(len(self.plan.positions)) or real(self)
+                repair_module.Repair, "streamed", lambda self: sizes.append(len(self.plan.positions)) or real(self)
             )
 
             def judged(probes, *arms, **facts):
