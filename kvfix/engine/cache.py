@@ -51,9 +51,9 @@ class Rows:
 class PassCache(Cache):
     """What the model sees as its cache during one pass; the attention function reads the rows elsewhere."""
 
-    def __init__(self, groups: list[Rows], pack: Pack) -> None:
+    def __init__(self, groups: list[Rows], pack: Pack, backend: str | None = None) -> None:
         super().__init__(layers=[])
-        self.groups, self.pack = groups, pack
+        self.groups, self.pack, self.backend = groups, pack, backend
         self.updated: list[int] = []
 
     def update(
@@ -61,7 +61,7 @@ class PassCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the pass's rows `[1, H, M, D]` into their caches."""
         self.updated.append(layer_idx)
-        scatter_kv(self.pack, layer_idx, key_states, value_states)
+        scatter_kv(self.pack, layer_idx, key_states, value_states, backend=self.backend)
         for rows in self.groups:
             rows.written(layer_idx)
         return key_states, value_states
