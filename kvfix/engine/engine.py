@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from kvfix.core import KVCache, LayerRotation, ModelKey, Notify
-from kvfix.engine import continuations, fingerprint, load
+from kvfix.engine import continuations, fingerprint, load, packed
 from kvfix.engine.attention import NAME, Pass, running
-from kvfix.engine.cache import PassCache, Rows
+from kvfix.engine.cache import EnoughError, PassCache, Rows
 from kvfix.engine.continuations import Continuation
 from kvfix.engine.graphs import Graphs, graphs_of
 from kvfix.engine.locate import locate
@@ -114,10 +114,11 @@ class Engine:
 
     @property
     def backend(self) -> str:
-        """Device kind and library versions: what a gate's findings hold for."""
+        """Device kind, library versions and layout of the weights: what a gate's findings hold for."""
         import transformers
 
-        return f"{self.device.type}-torch{torch.__version__}-transformers{transformers.__version__}"
+        layout = "-packed" if packed.packs(self.device, self.dtype) else ""
+        return f"{self.device.type}-torch{torch.__version__}-transformers{transformers.__version__}{layout}"
 
     def describe(self) -> dict[str, str]:
         """Name, key, dtype and device, for reports."""
@@ -283,16 +284,22 @@ class Engine:
 
     @torch.inference_mode()
     def compute(self, groups: list[Rows]) -> None:
-        """One pass over the rows of all groups, in place, without logits."""
+        """One pass over the rows of all groups, in place, that ends where the last layer has its keys and values.
+
+        The caches may hold a model's lower layers only; all of one pass hold equally many.
+        """
         if groups:
-            run = self.run_pass if self.graphs is None else self.graphs.compute
-            run(Pass(groups))
+            run: Callable[..., object] = self.run_pass if self.graphs is None else self.graphs.compute
+            run(Pass(groups), ends=groups[0].cache.num_layers - 1)
 
     @torch.inference_mode()
-    def run_pass(self, this: Pass) -> list[int]:
-        """`compute` for a given pass; returns the layers that stored rows, in order."""
-        inputs, cache = self._inputs(this)
-        with running(this):
+    def run_pass(self, this: Pass, ends: int | None = None) -> list[int]:
+        """A given pass, up to the keys and values of layer `ends` (None: to the end of the decoder).
+
+        Returns the layers that stored rows, in order.
+        """
+        inputs, cache = self._inputs(this, ends)
+        with running(this), suppress(EnoughError):
             self._decoder(**inputs)
         return cache.updated
 
@@ -304,9 +311,9 @@ class Engine:
         with running(this):
             return self.model(**inputs, logits_to_keep=torch.tensor(rows, device=self.device)).logits[0]
 
-    def _inputs(self, this: Pass) -> tuple[dict[str, Any], PassCache]:
+    def _inputs(self, this: Pass, ends: int | None = None) -> tuple[dict[str, Any], PassCache]:
         ids, positions = this.inputs(self.device)
-        cache = PassCache(this.groups, this.pack, this.backend)
+        cache = PassCache(this.groups, this.pack, ends, this.backend)
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": True, self._cache_keyword: cache}
         return inputs, cache
 

@@ -89,14 +89,17 @@ class Graphs:
         self.passes: Counter[Kind] = Counter()  # eager ones
         self.kept: OrderedDict[Kind, Recording] = OrderedDict()  # the longest unused first
 
-    def compute(self, this: Pass) -> None:
-        """`Engine.run_pass`, by a recording where there is one."""
+    def compute(self, this: Pass, ends: int) -> None:
+        """`Engine.run_pass` of a pass without logits, by a recording where there is one."""
+        if ends != self.engine.shape.layers - 1:
+            self.engine.run_pass(this, ends)
+            return
         kind = self._kind(this)
         if kind is not None and kind in self.kept:
             self.kept.move_to_end(kind)
             self.kept[kind].replay(this)
             return
-        self.engine.run_pass(this)
+        self.engine.run_pass(this, ends)
         self.calls = self.calls or [call for call, _ in this.pack.kept]
         if kind is not None:
             self.passes[kind] += 1

@@ -62,7 +62,7 @@ class Recording:
         recorded = Pass([Rows.at(text, np.arange(len(text)))])
         self.rows = FixedPass(FixedPack(kind, recorded.pack.parts[0], calls), engine.device)
         self.rows.load(recorded)
-        self.graph = record(partial(engine.run_pass, self.rows))
+        self.graph = record(partial(engine.run_pass, self.rows, ends=engine.shape.layers - 1))
 
     def replay(self, this: Pass) -> None:
         """Compute the rows of a pass, in place."""
