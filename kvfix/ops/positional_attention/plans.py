@@ -41,6 +41,11 @@ def plan_of(pack: Pack, call: Call, tiling: Tiling | None) -> Plan:
     return pack.keep((call, tiling), made)
 
 
+def calls_of(pack: Pack) -> list[Call]:
+    """The kinds of calls that the kernel has served for a pack."""
+    return [key[0] for key, kept in pack.kept.items() if isinstance(kept, Plan)]
+
+
 def tiling_for(pack: Pack, groups: int) -> Tiling:
     """The tiles that a pack takes by itself."""
     keys, values = pack.parts[0].keys, pack.parts[0].values
