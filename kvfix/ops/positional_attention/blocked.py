@@ -104,9 +104,9 @@ def _attend_sdpa(
 def _attend_by_hand(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rules: Rules
 ) -> torch.Tensor:
-    """Softcap and attention sinks, which SDPA does not know; softmax in fp32."""
+    """Softcap and attention sinks, which SDPA does not know; scores and softmax in fp32."""
     num_heads, num_rows, _ = query.shape
-    scores = (_packed(query, keys.shape[0]) @ keys.transpose(1, 2)).float() * rules.scaling
+    scores = _packed(query, keys.shape[0]).float() @ keys.float().transpose(1, 2) * rules.scaling
     if rules.softcap is not None:
         scores = torch.tanh(scores / rules.softcap) * rules.softcap
     scores = (scores + mask).reshape(num_heads, num_rows, -1)
