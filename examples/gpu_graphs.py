@@ -43,9 +43,9 @@ def recording(scale: Scale, engine: Engine) -> Iterator[None]:
 
 
 def recorded_error(scale: Scale, engine: Engine, jobs_of: Callable[[int], Jobs]) -> float:
-    """How far replays lie from eager passes over three sets of rows, each after a recording made with other rows."""
+    """How far replays lie from eager passes over a few sets of rows, each after a recording made with other rows."""
     worst = []
-    for number in range(3):
+    for number in range(scale.sets):
         eager, replayed = jobs_of(number), jobs_of(number)
         engine.recompute_many(eager)
         with recording(scale, engine):

@@ -56,6 +56,7 @@ class Scale:
     repeats: int  # of an op
     rounds: int  # of a repair
     packed: tuple[int, ...]  # documents of one pass
+    sets: int  # of rows, on which a recorded pass is compared
     k: int = 32
     span: int = 3
 
@@ -87,6 +88,7 @@ FULL = Scale(
     repeats=20,
     rounds=5,
     packed=(1, 4, 16, 64),
+    sets=3,
 )
 SMOKE = Scale(
     device="cpu",
@@ -105,5 +107,6 @@ SMOKE = Scale(
     repeats=1,
     rounds=1,
     packed=(1, 2),
+    sets=1,
     k=4,
 )

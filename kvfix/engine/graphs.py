@@ -130,8 +130,8 @@ class Graphs:
             return None
         bucket = next(size for size in BUCKETS if size >= num_rows)
         kind = Kind.of(this.pack, bucket, self.calls[0].groups)
-        apart = kind.key_step != 1 or kind.value_step != 1
-        return None if apart or len(parts) > kind.num_parts else kind
+        # what is recorded first is a text whose dims lie side by side
+        return kind if kind.takes(this.pack) and kind.key_step == kind.value_step == 1 else None
 
     def _keep(self, kind: Kind, this: Pass) -> None:
         """Record, and compare with the rows that the pass has left; where that fails they stand, and no graph does."""

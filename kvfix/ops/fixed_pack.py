@@ -31,6 +31,10 @@ class Kind(NamedTuple):
         """At most: documents of few rows are not what room is kept for."""
         return max(4, self.num_rows // 16)
 
+    def takes(self, pack: Pack) -> bool:
+        """Whether there is room for a pack of this kind."""
+        return len(pack.parts) <= self.num_parts and pack.starts[-1] <= self.num_rows
+
 
 class FixedPack(Pack):
     """Room on the device for any pack of one kind: the ops' kernels launched with it serve the pack loaded last.
@@ -62,10 +66,6 @@ class FixedPack(Pack):
         if key not in self.kept:
             raise ValueError(f"recorded launches were made without {key}")
         return self.kept[key]
-
-    def takes(self, pack: Pack) -> bool:
-        """Whether it has room for a pack of its kind."""
-        return len(pack.parts) <= self.kind.num_parts and pack.starts[-1] <= self.kind.num_rows
 
     def load(self, pack: Pack) -> None:
         """Write a pack's tables over what was there, in the order of the current stream."""

@@ -48,7 +48,7 @@ def test_packs_one_after_another_in_the_same_memory(dtype, rules):
     where = [table.data_ptr() for table in (*fixed.tables[:4], *[p.items for p in fixed.kept.values()])]
     for case in cases:
         query, pack, clean = case.inputs()
-        assert fixed.takes(pack)
+        assert fixed.kind.takes(pack)
         fixed.load(pack)
         with poisoned():
             out = packed_attention(rows_beyond(query), fixed, LAYER, backend="triton", **case.rules())
@@ -76,8 +76,8 @@ def test_what_there_is_no_room_for():
     case = Case(((35, 111),), dim=16)
     query, pack, _ = case.inputs()
     fixed = fixed_for(pack, case)
-    assert not fixed.takes(Case(((49, 111),)).inputs()[1])
-    assert not fixed.takes(Case(((1, 9),) * 5).inputs()[1])
+    assert not fixed.kind.takes(Case(((49, 111),)).inputs()[1])
+    assert not fixed.kind.takes(Case(((1, 9),) * 5).inputs()[1])
     fixed.load(pack)
     with pytest.raises(ValueError, match="recorded launches were made without"):
         packed_attention(rows_beyond(query), fixed, LAYER, backend="triton", **replace(case, window=3).rules())
