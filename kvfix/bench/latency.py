@@ -34,7 +34,9 @@ class Grid:
     rounds: int = ROUNDS
 
     def require_room(self) -> None:
-        """Raise `UsageError` for an edit that has no room in its text."""
+        """Raise `UsageError` for an edit that has no room in its text, or a k that counts no rows."""
+        if min(self.ks) < 0:
+            raise UsageError(f"k {min(self.ks)}: expected a number of rows")
         for context, span, place in product(self.contexts, self.spans, self.places):
             if not 0 <= place < 1 or span < 1 or int(place * context) + span > context:
                 raise UsageError(f"no room for a span of {span} at {place:g} of {context} tokens")

@@ -86,6 +86,11 @@ def test_edits_without_room_are_refused(grid):
         run_latency(None, grid)
 
 
+def test_a_k_below_nothing_is_refused():
+    with pytest.raises(UsageError, match="expected a number of rows"):
+        run_latency(None, Grid([50], [2, -1]))
+
+
 def test_a_context_beyond_the_model_is_refused_before_anything_is_computed(engine, monkeypatch):
     monkeypatch.setattr(engine, "prefill", lambda *given, **more: pytest.fail("computed"))
     with pytest.raises(DocumentError, match="takes at most 512"):
