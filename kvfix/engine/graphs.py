@@ -11,8 +11,10 @@ for minutes at the first edit and anew for other lengths. What it adds is fusing
 activations, which move a few hundredths of the bytes of the weights at these sizes.
 
 What would break a recording: frequencies that follow from a text's length (LongRoPE and dynamic NTK decide that in
-Python, so such models are left out), mixtures of experts that ask the device for counts (they raise), and masks (none
-is built under kvfix's attention). Off unless KVFIX_CUDA_GRAPHS=1, until it has been timed.
+Python, so such models are left out), mixtures of experts whose eager code asks the device which experts were hit (that
+raises; the grouped products that transformers takes by default do not), and masks (none is built under kvfix's
+attention). The rest of a dense decoder's forward asks the device for nothing. Off unless KVFIX_CUDA_GRAPHS=1, until it
+has been timed.
 """
 
 from __future__ import annotations
@@ -54,18 +56,23 @@ class CudaRecorder:
         self.stream = torch.cuda.Stream(device)
 
     def __call__(self, work: Callable[[], object]) -> Graph:
-        with torch.cuda.device(self.device):
-            before = torch.cuda.current_stream()
-            self.stream.wait_stream(before)
-            with torch.cuda.stream(self.stream):
-                # what is compiled, loaded or allocated once must not be while recording
-                work()
-            before.wait_stream(self.stream)
+        others = torch.cuda.current_stream(self.device)
+        # left in any case: `torch.cuda.graph` stays on the stream where a recording fails
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            self._warm_up(work, others)
             graph = torch.cuda.CUDAGraph()
             # other threads may copy finished caches meanwhile
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 work()
         return graph
+
+    def _warm_up(self, work: Callable[[], object], others: torch.cuda.Stream) -> None:
+        """What is compiled, loaded or allocated once must not be while recording."""
+        self.stream.wait_stream(others)
+        try:
+            work()
+        finally:
+            others.wait_stream(self.stream)
 
 
 def graphs_of(engine: Engine) -> Graphs | None:

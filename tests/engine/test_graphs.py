@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -267,6 +268,75 @@ def test_worse_than_any_other_row_counts(with_graphs):
     assert 1e-3 < recording.farthest_apart(recording.rows_of(this), expected) < 1e-1
     cache.keys[0, 0, this.groups[0].slots[4], 3] = torch.nan
     assert np.isnan(recording.farthest_apart(recording.rows_of(this), expected))
+
+
+# ---- CUDA's recorder, without CUDA
+
+
+class Streams:
+    """What the recorder calls of `torch.cuda`, noting in which order and on which stream."""
+
+    def __init__(self) -> None:
+        self.current, self.said = "default", []
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream.name
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph, pool, stream, capture_error_mode):
+        # as in torch: a recording that fails leaves its stream the current one
+        self.current = stream.name
+        self.said.append(f"record, {pool}, {capture_error_mode}")
+        yield
+        self.said.append("recorded")
+
+    def __getattr__(self, name):
+        def waits(this, other) -> None:
+            self.said.append(f"{this.name} waits for {other.name}")
+
+        def named(name: str) -> type:
+            return type("Stream", (), {"name": name, "wait_stream": waits})()
+
+        known = {
+            "graph_pool_handle": lambda: "a pool",
+            "Stream": lambda device: named("side"),
+            "current_stream": lambda device: named(self.current),
+            "CUDAGraph": lambda: "a graph",
+            "device": lambda device: nullcontext(),
+        }
+        return known[name]
+
+
+@pytest.mark.parametrize("fails", [None, 1, 2])
+def test_a_recording_is_warmed_up_and_its_stream_left(monkeypatch, fails):
+    cuda = Streams()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    recorder, done = graphs.CudaRecorder(torch.device("cuda")), []
+
+    def work() -> None:
+        done.append(cuda.current)
+        cuda.said.append("work")
+        if len(done) == fails:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        assert recorder(work) == "a graph"
+    assert cuda.current == "default"
+    assert set(done) == {"side"}
+    said = [
+        "side waits for default",
+        "work",
+        "default waits for side",
+        "record, a pool, thread_local",
+        "work",
+        "recorded",
+    ]
+    assert cuda.said == said[: {None: 6, 1: 3, 2: 5}[fails]]
 
 
 # ---- whether at all
