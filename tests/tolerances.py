@@ -21,9 +21,6 @@ EVIDENCE_HALF = 1.6e-2
 # and the kernel alike
 ATTENTION = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
-# the same in half precision where scores are sharp, from fp32 scores: one unit in the last place
-SHARP_ATTENTION = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-
 # largest difference relative to the largest key: one unit in the last place of the dtype; fp32 angles reach 500 turns;
 # the kernel too
 ROTATION = {torch.float32: 1e-6, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
