@@ -1,14 +1,15 @@
 """CUDA graphs of repair passes: a pass of so many rows is recorded once and replayed for any documents.
 
-A pass over the rows of one repair reads every weight once and little else; launching its kernels from Python takes
-longer than they run. The ops' kernels find documents through tables in memory (`FixedPack`), so one recording serves
-all passes of its kind: a bucket of rows, a tiling. Rows that fill a bucket are written nowhere and see nothing.
+A pass over the rows of one repair reads every weight once and little else: some 25 launches a layer, which Python is
+expected to take longer for than a GPU. The ops' kernels find documents through tables in memory (`FixedPack`), so one
+recording serves all passes of its kind: a bucket of rows, a tiling. Rows that fill a bucket are written nowhere and see
+nothing.
 
 `torch.compile(mode="reduce-overhead")` is not what does this here. Its graphs copy every input that has no fixed
 address into one and are skipped for functions that change their inputs (`cudagraph_utils.check_for_mutation`), which
-is all that a repair does; it would stop at the cache, the attention function and the kernels' launches, and compile
-for minutes at the first edit and anew for other lengths. What it adds is fusing norms, rotary embeddings and
-activations, which move a few hundredths of the bytes of the weights at these sizes.
+is all that a repair does; it would stop at the cache, the attention function and the kernels' launches in each layer,
+and compile at the first edit and anew for other lengths. What it would add is fusing norms, rotary embeddings and
+activations, whose bytes are few beside those of the weights at these sizes.
 
 What would break a recording: frequencies that follow from a text's length (LongRoPE and dynamic NTK decide that in
 Python, so such models are left out), mixtures of experts whose eager code asks the device which experts were hit (that
