@@ -22,6 +22,7 @@ from kvfix import Engine, KVFix
 from kvfix.cli.app import main
 from kvfix.config import Settings, load_settings
 from kvfix.ops.backend import interpreted
+from tests.tolerances import CACHE
 from tests.zoo import save_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,6 +83,19 @@ def test_the_debt_study_runs(model, tmp_path, monkeypatch, capsys):
     assert at_3["refreshed"] < 1e-5 < at_3["repaired"] < at_3["never repaired"]
     study.table(records)
     assert "kl_neutral" in capsys.readouterr().out
+
+
+def test_the_studies_of_shared_passes_run(model, tmp_path, monkeypatch, capsys):
+    throughput, sizes = example("sync_throughput"), example("pack_sizes")
+    engine = Engine.open(model)
+    monkeypatch.setattr(throughput.Engine, "open", lambda *given: engine)
+    throughput.study(tmp_path, 4, 1)
+    shown = capsys.readouterr().out
+    apart, packed = re.search(r"differ by (\S+) at most\n4 documents: .* packed (\S+) s", shown).groups()
+    assert float(apart) <= CACHE
+    assert float(packed) > 0
+    sizes.main(["--tokens", "40", "--k", "4", "--documents", "1,3", "--rounds", "1", "--cpu"])
+    assert "3 documents (  18 rows)" in capsys.readouterr().out
 
 
 def test_the_gpu_check_runs_without_a_gpu(monkeypatch, capsys, tmp_path):

@@ -140,6 +140,15 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    @property
+    def free_bytes(self) -> int | None:
+        """What may still be put on the device; None for the CPU, whose memory is everybody's."""
+        if self.device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        # what the allocator keeps for us counts as taken there
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
     # ---- the model
 
     @cached_property
@@ -260,11 +269,12 @@ class Engine:
             progress(len(chunk))
 
     def recompute_many(self, jobs: Sequence[tuple[KVCache, np.ndarray]]) -> None:
-        """`recompute` for several documents in one forward pass, but for those that need a pass of their own."""
-        self.compute([Rows.at(*job) for job in jobs if len(job[1]) and not self._one_pass(job[0])])
-        for cache, positions in jobs:
-            if self._one_pass(cache):
-                self.recompute(cache, positions)
+        """`recompute` for several documents in one forward pass, but for those that need passes of their own."""
+        packed = [len(jobs) > 1 and not self._one_pass(cache) for cache, _ in jobs]
+        self.compute([Rows.at(*job) for job, shares in zip(jobs, packed, strict=True) if shares and len(job[1])])
+        for job, shares in zip(jobs, packed, strict=True):
+            if not shares:
+                self.recompute(*job)
 
     @cached_property
     def graphs(self) -> Graphs | None:
