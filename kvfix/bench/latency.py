@@ -11,7 +11,7 @@ import numpy as np
 
 from kvfix.bench.end_to_end import end_to_end
 from kvfix.bench.roofline import Roofline
-from kvfix.bench.texts import TOLERANCE, Texts, distance, plan_of, versions
+from kvfix.bench.texts import Texts, allowed_error, distance, plan_of, versions
 from kvfix.core import Notify, RowMap
 from kvfix.errors import KVFixError, UsageError
 from kvfix.pipeline.measure import ROUNDS, Arms, compare_all
@@ -127,8 +127,9 @@ class _Group:
         engine, old = self.engine, texts.changed(at, self.span)
         stale = engine.prefill(engine.encode(old).token_ids)
         plans = {k: plan_of(engine, stale.token_ids, texts.text, k) for k in self.grid.ks}
-        error = exactness(engine, stale, fresh, plans[self.grid.ks[0]].diff.first)
-        if not error <= TOLERANCE[engine.dtype_name]:
+        first = plans[self.grid.ks[0]].diff.first
+        error = exactness(engine, stale, fresh, first)
+        if not error <= allowed_error(engine, fresh.token_ids, first):
             raise KVFixError(
                 f"recomputing every row differs from a fresh prefill by {error:.2e}; no times are reported"
             )

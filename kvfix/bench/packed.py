@@ -10,7 +10,7 @@ import numpy as np
 
 from kvfix.bench.ceilings import free_bytes
 from kvfix.bench.roofline import Roofline
-from kvfix.bench.texts import TOLERANCE, Texts, distance, plan_of, versions
+from kvfix.bench.texts import Texts, allowed_error, distance, plan_of, versions
 from kvfix.core import KVCache, Notify
 from kvfix.errors import KVFixError, UsageError
 from kvfix.pipeline.measure import ROUNDS, ratio_spread, spread, timed_ms
@@ -94,7 +94,8 @@ def _job(engine: Engine, options: PackedOptions, number: int) -> Job:
 def _row(engine: Engine, options: PackedOptions, jobs: Sequence[Job]) -> dict[str, Any]:
     """Equality first, then interleaved rounds; the rows that a repair reads are left as they were by every other."""
     error = packed_error(engine, jobs)
-    if not error <= TOLERANCE[engine.dtype_name]:
+    cache, positions = jobs[0]
+    if not error <= allowed_error(engine, cache.token_ids, int(positions[0])):
         raise KVFixError(f"a packed pass differs from single ones by {error:.2e}; no times are reported")
     packed, single = list[float](), list[float]()
     for _ in range(options.rounds + 1):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvfix.core import KVCache, RepairPlan
     from kvfix.engine import Engine
 
-# how far recomputed rows may lie from fresh ones before times are refused
+# how far recomputed rows may lie from fresh ones before times are refused; see `allowed_error` for half precision
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 MOST_WORDS = 400
 
@@ -82,6 +82,23 @@ def distance(one: KVCache, other: KVCache) -> float:
         return 0.0
     pairs = ((one.keys, other.keys), (one.values, other.values))
     return float(np.max([float((mine - theirs).abs().max()) for mine, theirs in pairs]))
+
+
+def allowed_error(engine: Engine, token_ids: np.ndarray, first: int) -> float:
+    """How far rows recomputed from `first` on may lie from fresh ones.
+
+    In half precision no less than twice what the model's own forward leaves open, in one pass and in two: products of
+    other sizes are rounded otherwise, on a GPU more than on a CPU, and entries may be large.
+    """
+    least = TOLERANCE[engine.dtype_name]
+    if engine.dtype_name == "float32" or first == 0:
+        return least
+    with engine.plain_attention():
+        whole = engine.plain_forward(token_ids)
+        parts = engine.plain_forward(token_ids[first:], engine.plain_forward(token_ids[:first]))
+    pairs = zip(whole.layers, parts.layers, strict=True)
+    noise = [max((a.keys - b.keys).abs().max(), (a.values - b.values).abs().max()) for a, b in pairs]
+    return max(least, 2 * float(max(noise)))
 
 
 def versions() -> dict[str, Any]:

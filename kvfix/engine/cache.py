@@ -55,9 +55,9 @@ class PassCache(Cache):
     `ends` at the layer whose keys and values are the last that are wanted.
     """
 
-    def __init__(self, groups: list[Rows], pack: Pack, ends: int | None = None) -> None:
+    def __init__(self, groups: list[Rows], pack: Pack, ends: int | None = None, backend: str | None = None) -> None:
         super().__init__(layers=[])
-        self.groups, self.pack, self.ends = groups, pack, ends
+        self.groups, self.pack, self.ends, self.backend = groups, pack, ends, backend
         self.updated: list[int] = []
 
     def update(
@@ -67,7 +67,7 @@ class PassCache(Cache):
         self.updated.append(layer_idx)
         for rows in self.groups:
             rows.cache.ready(layer_idx)
-        scatter_kv(self.pack, layer_idx, key_states, value_states)
+        scatter_kv(self.pack, layer_idx, key_states, value_states, backend=self.backend)
         for rows in self.groups:
             rows.cache.written(layer_idx)
         if layer_idx == self.ends:

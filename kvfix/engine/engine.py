@@ -17,6 +17,7 @@ from kvfix.engine import continuations, fingerprint, load, packed
 from kvfix.engine.attention import NAME, Pass, running
 from kvfix.engine.cache import EnoughError, PassCache, Rows
 from kvfix.engine.continuations import Continuation
+from kvfix.engine.graphs import Graphs, graphs_of
 from kvfix.engine.locate import locate
 from kvfix.engine.rope import PositionFacts, position_facts
 from kvfix.engine.text import Encoding, Text, make_template
@@ -279,6 +280,16 @@ class Engine:
         """Whether so many rows of a text are recomputed at once."""
         return num_rows <= CHUNK_ROWS or self.positions.crosses(num_tokens, num_tokens)
 
+    @cached_property
+    def graphs(self) -> Graphs | None:
+        """Recorded passes, where they are asked for and can be had."""
+        return graphs_of(self)
+
+    def warm_up(self, num_rows: Sequence[int]) -> None:
+        """Record now what passes over so many rows of as many documents replay; without CUDA graphs nothing is done."""
+        if self.graphs is not None:
+            self.graphs.warm_up(num_rows)
+
     def _one_pass(self, cache: KVCache) -> bool:
         """Beyond LongRoPE's limit all rows must share one call, which decides the frequencies."""
         return self.positions.crosses(len(cache), len(cache))
@@ -292,7 +303,8 @@ class Engine:
         The caches may hold a model's lower layers only; all of one pass hold equally many.
         """
         if groups:
-            self.run_pass(Pass(groups), ends=groups[0].cache.num_layers - 1)
+            run: Callable[..., object] = self.run_pass if self.graphs is None else self.graphs.compute
+            run(Pass(groups), ends=groups[0].cache.num_layers - 1)
 
     @torch.inference_mode()
     def run_pass(self, this: Pass, ends: int | None = None) -> list[int]:
@@ -314,15 +326,9 @@ class Engine:
             return self.model(**inputs, logits_to_keep=torch.tensor(rows, device=self.device)).logits[0]
 
     def _inputs(self, this: Pass, ends: int | None = None) -> tuple[dict[str, Any], PassCache]:
-        ids = np.concatenate([rows.token_ids for rows in this.groups])
-        positions = np.concatenate([rows.positions for rows in this.groups])
-        cache = PassCache(this.groups, this.pack, ends)
-        inputs = {
-            "input_ids": torch.from_numpy(ids)[None].to(self.device),
-            "position_ids": torch.from_numpy(positions)[None].to(self.device),
-            "use_cache": True,
-            self._cache_keyword: cache,
-        }
+        ids, positions = this.inputs(self.device)
+        cache = PassCache(this.groups, this.pack, ends, this.backend)
+        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": True, self._cache_keyword: cache}
         return inputs, cache
 
     # ---- continuations behind a document

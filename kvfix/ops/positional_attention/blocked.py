@@ -104,7 +104,11 @@ def _attend_sdpa(
 def _attend_by_hand(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, rules: Rules
 ) -> torch.Tensor:
-    """Softcap and attention sinks, which SDPA does not know; softmax in fp32."""
+    """Softcap and attention sinks, which SDPA does not know; softmax in fp32.
+
+    Scores are rounded to the dtype first, as in the eager attention that such models take by themselves: from fp32
+    scores a row may go to other experts than the model's own forward sends it to.
+    """
     num_heads, num_rows, _ = query.shape
     scores = (_packed(query, keys.shape[0]) @ keys.transpose(1, 2)).float() * rules.scaling
     if rules.softcap is not None:
