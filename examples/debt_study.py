@@ -23,7 +23,8 @@ from statistics import fmean
 from kvfix import EditOptions, Engine, KVFix, Store, metrics
 from kvfix.bench.replay_edit import neutral_probe
 from kvfix.core import KVCache
-from kvfix.pipeline.quality import MAX_NEW, ask_arm, room_for
+from kvfix.pipeline.arms import MAX_NEW, ask_arm
+from kvfix.pipeline.quality import room_for
 from kvfix.probes import Probe, auto_probes
 
 HANDBOOK = Path(__file__).resolve().parents[1] / "corpora" / "handbook"

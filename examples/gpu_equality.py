@@ -159,7 +159,10 @@ def random_engine(scale: Scale, kind: str, sizes: dict[str, Any], dtype: torch.d
         for parameter in model.parameters():
             parameter.data.mul_(spread if parameter.ndim > 1 else 1)
     words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    return Engine.of_model(model, PreTrainedTokenizerFast(tokenizer_object=words), kind)
+    engine = Engine.of_model(model, PreTrainedTokenizerFast(tokenizer_object=words), kind)
+    # whatever KVFIX_CUDA_GRAPHS says: each way has its own figures
+    engine.graphs = None
+    return engine
 
 
 def edited(scale: Scale, context: int) -> tuple[np.ndarray, np.ndarray, TokenDiff]:

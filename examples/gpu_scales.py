@@ -55,7 +55,8 @@ class Scale:
     copied_bytes: int
     repeats: int  # of an op
     rounds: int  # of a repair
-    num_packed: int  # documents of one pass
+    packed: tuple[int, ...]  # documents of one pass
+    sets: int  # of rows, on which a recorded pass is compared
     k: int = 32
     span: int = 3
 
@@ -86,7 +87,8 @@ FULL = Scale(
     copied_bytes=4 * 2**30,
     repeats=20,
     rounds=5,
-    num_packed=16,
+    packed=(1, 4, 16, 64),
+    sets=3,
 )
 SMOKE = Scale(
     device="cpu",
@@ -104,6 +106,7 @@ SMOKE = Scale(
     copied_bytes=2**20,
     repeats=1,
     rounds=1,
-    num_packed=2,
+    packed=(1, 2),
+    sets=1,
     k=4,
 )

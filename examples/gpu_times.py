@@ -1,4 +1,4 @@
-"""What `gpu_check.py` times: ops as a share of the copy bandwidth, repairs against prefills; equal results only."""
+"""What `gpu_check.py` times of ops: each as a share of the copy bandwidth; equal results only."""
 
 from __future__ import annotations
 
@@ -7,29 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from gpu_equality import (
-    OP,
-    Findings,
-    allowed_by_noise,
-    apart,
-    caches_apart,
-    copy_of,
-    edited,
-    plain_prefill,
-    random,
-    random_engine,
-    recompute_error,
-)
+from gpu_equality import OP, Findings, apart, random
 from gpu_scales import Scale
 
-from kvfix.core import LayerRotation, RepairPlan, RowMap, Run, TokenDiff
-from kvfix.engine import Engine
+from kvfix.core import LayerRotation, Run
 from kvfix.ops import Pack, Part, kv_deviation, packed_attention, rotate_keys, scatter_kv
 from kvfix.ops.positional_attention.naive import packed_attention_naive
 from kvfix.ops.positional_attention.tiles import Tiling, choose_tiling
-from kvfix.pipeline.measure import Arms, compare_arms, spread
+from kvfix.pipeline.measure import spread
 
 
 def wait(scale: Scale) -> None:
@@ -158,69 +144,3 @@ def time_attention(bench: Bench, found: Findings) -> list[dict[str, Any]]:
     one = partial(packed_attention, query, plain, scaling=scaling, backend="torch")
     ms = timed_ms(scale, partial(each_layer, one, layers), scale.repeats)
     return [*rows, {"tiling": None, "chosen": False, **bench.figure(ms)}]
-
-
-# ---- repairs
-
-
-def time_repairs(scale: Scale, found: Findings, in_time: Callable[[str], bool]) -> None:
-    found.figures["repairs"] = []
-    for number, (name, (kind, sizes)) in enumerate(scale.models.items()):
-        if not in_time(name):
-            continue
-        engine = random_engine(scale, kind, sizes, scale.dtype)
-        for context in scale.contexts:
-            if in_time(f"{name} at {context}"):
-                row = {"model": name, "context": context}
-                found.figures["repairs"].append(
-                    row | repair_times(scale, found, engine, f"{name} at {context}", context)
-                )
-        if number == 0 and in_time("packed repairs"):
-            found.figures["packed"] = {"model": name} | packed_times(scale, found, engine)
-        del engine
-        if scale.device == "cuda":
-            torch.cuda.empty_cache()
-
-
-def plan_of(scale: Scale, diff: TokenDiff) -> RepairPlan:
-    return RepairPlan(diff, np.arange(diff.first, diff.first + scale.span + scale.k), "editlocal", scale.k)
-
-
-def repair_times(scale: Scale, found: Findings, engine: Engine, name: str, context: int) -> dict[str, Any]:
-    """Recompute of the span and k rows against full and suffix re-prefill, interleaved rounds."""
-    old, new, diff = edited(scale, context)
-    stale, own = engine.prefill(old), plain_prefill(engine, new)
-    allowed = allowed_by_noise(engine, own, diff.first)
-    work = partial(recompute_error, engine, stale, own, diff.first)
-    if not found.compare(f"{name}: every row from the edit on", allowed, work):
-        return {"equal": False}
-    del own, work
-    plan = plan_of(scale, diff)
-    rows = RowMap.of_base(np.arange(context)).realigned(plan.source())
-    times = compare_arms(Arms(engine, rows, [stale], new, plan), scale.rounds)
-    return {"equal": True, "recomputed": len(plan.positions), **times}
-
-
-def packed_times(scale: Scale, found: Findings, engine: Engine) -> dict[str, Any]:
-    """Repairs of several documents in one pass, and one after another, against as many full prefills."""
-    context = scale.contexts[0]
-    old, new, diff = edited(scale, context)
-    rows, stale = plan_of(scale, diff).positions, engine.prefill(old)
-    allowed = allowed_by_noise(engine, plain_prefill(engine, new), diff.first)
-    jobs = [(copy_of(stale, new), rows) for _ in range(scale.num_packed)]
-    single = copy_of(stale, new)
-    engine.recompute(single, rows)
-    engine.recompute_many(jobs)
-    worst = float(np.max([caches_apart(cache, single) for cache, _ in jobs]))
-    if not found.compare("packed repairs against a single one", allowed, lambda: worst):
-        return {"equal": False}
-    packed = timed_ms(scale, lambda: engine.recompute_many(jobs), scale.rounds)
-    singly = timed_ms(scale, lambda: [engine.recompute(*job) for job in jobs], scale.rounds)
-    with engine.plain_attention():
-        full = timed_ms(scale, lambda: engine.plain_forward(new), scale.rounds)
-    times = {"packed_ms": packed, "one_by_one_ms": singly, "plain_forward_ms": full}
-    ratios = {
-        "speedup_one_by_one": singly["median"] / packed["median"],
-        "speedup_full": len(jobs) * full["median"] / packed["median"],
-    }
-    return {"equal": True, "context": context, "documents": len(jobs), **times, **ratios}

@@ -1,10 +1,11 @@
-"""How much of a sync is work for the model: the repair and probe compute of edited documents beside the whole pass.
+"""How much of a sync is work for the model, and what it gains where repairs share passes.
 
     python examples/sync_throughput.py [DIR] [--documents 50] [--rounds 3]
 
 Builds documents of 500 to 1,500 tokens from the handbook with the demo model, once, in DIR; then edits a line of each.
-A round computes all the edits with nothing stored (what is counted: select, align, recompute and probes; loading and
-diffing are not), then syncs a copy of the store in the same process. One round to warm up is not counted.
+A round computes all the edits one by one with nothing stored (what is counted: select, align, recompute and probes;
+loading and diffing are not), then syncs two copies of the store in the same process, durable commits and all: one
+document after another, and in passes that several share. One round to warm up is not counted.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvfix import Engine, KVFix, Store
+from kvfix.core import Document, KVCache
 from kvfix.corpus import scan
+from kvfix.engine.gate import deviation
 from kvfix.pipeline.clock import Clock
 from kvfix.pipeline.edit import compute_change
+from kvfix.pipeline.load import load_cache
+from kvfix.pipeline.packs import REPAIR_ROWS
 from kvfix.pipeline.plan import EditOptions, compare
 from kvfix.pipeline.sync import SyncOptions
 
@@ -67,19 +72,34 @@ def compute_s(store: Path, docs: Path, engine: Engine) -> float:
     return spent
 
 
-def sync_s(store: Path, docs: Path, engine: Engine) -> float:
-    """Seconds of a whole sync over a copy of the store."""
-    copy = store.with_name("copy")
+def sync_s(store: Path, docs: Path, engine: Engine, pack_rows: int) -> float:
+    """Seconds of a whole sync over a copy of the store, which is left there."""
+    copy = copy_of(store, pack_rows)
+    shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(store, copy)
-    try:
-        with KVFix(Store.open(copy), lambda: engine) as kv, kv.store.writing("sync"):
-            start = time.perf_counter()
-            outcomes = {done.outcome for done in kv.sync(docs, options=SyncOptions(verify_sample=0.0))}
-            took = time.perf_counter() - start
-        assert outcomes == {"repaired"}, outcomes
-        return took
-    finally:
-        shutil.rmtree(copy)
+    with KVFix(Store.open(copy), lambda: engine) as kv, kv.store.writing("sync"):
+        start = time.perf_counter()
+        options = SyncOptions(verify_sample=0.0, pack_rows=pack_rows)
+        outcomes = {done.outcome for done in kv.sync(docs, options=options)}
+        took = time.perf_counter() - start
+    assert outcomes <= {"repaired", "reprefilled"}, outcomes
+    return took
+
+
+def copy_of(store: Path, pack_rows: int) -> Path:
+    return store.with_name(f"synced-{pack_rows}")
+
+
+def apart(store: Path, docs: Path, engine: Engine) -> float:
+    """How far the caches of the two syncs lie apart, relative to the larger of 1 and a layer's largest entry."""
+    with Store.open(copy_of(store, 1)) as single, Store.open(copy_of(store, REPAIR_ROWS)) as packed:
+        pairs = ([loaded(engine, opened, document) for opened in (single, packed)] for document in scan(docs))
+        return max(deviation(*pair) for pair in pairs)
+
+
+def loaded(engine: Engine, store: Store, document: Document) -> KVCache:
+    """A document's cache as it is stored."""
+    return load_cache(engine, store.snapshot(store.head(document.corpus, document.doc_id)))
 
 
 def main() -> None:
@@ -95,14 +115,23 @@ def main() -> None:
 def study(place: Path, number: int, rounds: int) -> None:
     """Print a line a round, and the median."""
     engine = Engine.open()
-    docs = built(place, engine, number)
-    ratios = []
+    store, docs = place / "store", built(place, engine, number)
+    shares, gains = [], []
     for n in range(rounds + 1):
-        pure, whole = compute_s(place / "store", docs, engine), sync_s(place / "store", docs, engine)
-        if n:
-            ratios.append(pure / whole)
-            print(f"{number} documents: compute {pure:.2f} s, sync {whole:.2f} s, ratio {pure / whole:.3f}")
-    print(f"median ratio {statistics.median(ratios):.3f}")
+        pure = compute_s(store, docs, engine)
+        single, packed = (sync_s(store, docs, engine, rows) for rows in (1, REPAIR_ROWS))
+        if not n:
+            print(f"caches of the two syncs differ by {apart(store, docs, engine):.1e} at most")
+            continue
+        shares.append(pure / single)
+        gains.append(single / packed)
+        print(
+            f"{number} documents: compute {pure:.2f} s, sync one by one {single:.2f} s ({shares[-1]:.3f} compute), "
+            f"packed {packed:.2f} s ({gains[-1]:.2f} times as fast)"
+        )
+    for rows in (1, REPAIR_ROWS):
+        shutil.rmtree(copy_of(store, rows))
+    print(f"medians: {statistics.median(shares):.3f} compute, packed {statistics.median(gains):.2f} times as fast")
 
 
 if __name__ == "__main__":

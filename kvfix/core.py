@@ -109,6 +109,12 @@ class KVCache:
         """Views of one layer's N rows: keys and values `[H, N, D]`."""
         return self.keys[index, :, : len(self)], self.values[index, :, : len(self)]
 
+    def ready(self, layer: int) -> None:
+        """Told before a pass writes or sees the rows of a layer."""
+
+    def written(self, layer: int) -> None:
+        """Told when the rows that a pass computes stand in a layer."""
+
 
 @dataclass(frozen=True)
 class EditSpan:

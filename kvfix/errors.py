@@ -41,6 +41,10 @@ class UsageError(KVFixError):
     exit_code = 2
 
 
+class NoQuestionError(UsageError):
+    """The selector looks at a document with a question, and there is none about this one: give --query, or probes."""
+
+
 class UnknownSelectorError(UsageError):
     """No selector has this name."""
 

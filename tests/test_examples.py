@@ -22,6 +22,7 @@ from kvfix import Engine, KVFix
 from kvfix.cli.app import main
 from kvfix.config import Settings, load_settings
 from kvfix.ops.backend import interpreted
+from tests.tolerances import CACHE
 from tests.zoo import save_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,23 +85,46 @@ def test_the_debt_study_runs(model, tmp_path, monkeypatch, capsys):
     assert "kl_neutral" in capsys.readouterr().out
 
 
-def test_the_gpu_check_runs_without_a_gpu(monkeypatch, capsys):
+def test_the_studies_of_shared_passes_run(model, tmp_path, monkeypatch, capsys):
+    throughput, sizes = example("sync_throughput"), example("pack_sizes")
+    engine = Engine.open(model)
+    monkeypatch.setattr(throughput.Engine, "open", lambda *given: engine)
+    throughput.study(tmp_path, 4, 1)
+    shown = capsys.readouterr().out
+    apart, packed = re.search(r"differ by (\S+) at most\n4 documents: .* packed (\S+) s", shown).groups()
+    assert float(apart) <= CACHE
+    assert float(packed) > 0
+    sizes.main(["--tokens", "40", "--k", "4", "--documents", "1,3", "--rounds", "1", "--cpu"])
+    assert "3 documents (  18 rows)" in capsys.readouterr().out
+
+
+def test_the_gpu_check_runs_without_a_gpu(monkeypatch, capsys, tmp_path):
     """As small as can be, kernels interpreted: every comparison and every figure is there."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     check = importlib.import_module("gpu_check")
     if not interpreted():
         pytest.skip("with a GPU the script itself is the test")
-    assert check.main(["--tiny"]) == 0
+    assert check.main(["--tiny", "--out", str(tmp_path / "figures")]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert report["equal"]
+    assert json.loads((tmp_path / "figures.json").read_text()) == report
+    told = (tmp_path / "figures.txt").read_text().splitlines()
+    assert told[0].startswith("cpu")
+    assert all(line in err for line in told[1:])
     assert len(report["checks"]) >= 20
     assert all(entry["ok"] and entry["error"] <= entry["allowed"] for entry in report["checks"])
     assert report["figures"]["ops"]["positional_attention"][0]["chosen"]
     (repair,) = report["figures"]["repairs"]
     assert repair["recomputed"] == 7
     assert repair["speedup_full"]["median"] > 0
-    assert report["figures"]["packed"]["documents"] == 2
+    assert 0 < repair["roofline"]["recompute"]["share"] < 1
+    packed = report["figures"]["packed"]
+    assert [row["documents"] for row in packed] == [1, 2]
+    for row in packed:
+        assert row["eager"]["weight_bytes"] == row["replayed"]["weight_bytes"] > 0
+        assert min(row[way][name] for way in ("eager", "replayed") for name in ("share", "ms_per_document")) > 0
+    assert packed[1]["eager"]["kv_read_bytes"] == 2 * packed[0]["eager"]["kv_read_bytes"]
     assert "(chosen)" in err
     assert "tiny" in err
 
@@ -121,7 +145,7 @@ def test_the_gpu_check_times_nothing_that_is_not_equal(monkeypatch, capsys):
     assert (report["equal"], report["figures"]) == (False, {})
     assert "not equal, and what depends on it not timed: a kernel" in err
     assert (
-        list(check.table({"repairs": [{"model": "m", "context": 40, "equal": False}], "packed": {"equal": False}}))
+        list(check.table({"repairs": [{"model": "m", "context": 40, "equal": False}], "packed": [{"equal": False}]}))
         == []
     )
 

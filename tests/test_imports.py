@@ -15,7 +15,7 @@ ROOT = Path(kvfix.__file__).parent
 # a part may import itself and parts of lower levels; parts of one level do not know each other
 LEVELS = [
     {"errors", "core", "lean"},
-    {"config", "cost", "debt", "diff", "jsonlines", "metrics", "ops"},
+    {"config", "cost", "debt", "diff", "jsonlines", "metrics", "ops", "pages"},
     {"align"},
     {"engine", "store", "corpus", "probes"},
     {"selectors"},

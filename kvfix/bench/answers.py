@@ -10,7 +10,7 @@ import numpy as np
 
 from kvfix import metrics
 from kvfix.core import KVCache
-from kvfix.pipeline.quality import MAX_NEW
+from kvfix.pipeline.arms import MAX_NEW
 
 if TYPE_CHECKING:
     import torch

@@ -2,191 +2,158 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kvfix import debt
-from kvfix.core import Document, Notify, RowMap
-from kvfix.corpus import document_of
+from kvfix.bench.end_to_end import end_to_end
+from kvfix.bench.roofline import Roofline
+from kvfix.bench.texts import Texts, allowed_error, distance, plan_of, versions
+from kvfix.core import Notify, RowMap
 from kvfix.errors import KVFixError, UsageError
-from kvfix.pipeline.admission import admit
-from kvfix.pipeline.clock import Clock
-from kvfix.pipeline.edit import edit
-from kvfix.pipeline.measure import ROUNDS, Arms, compare_arms, ratio_spread, spread
-from kvfix.pipeline.plan import EditOptions
-from kvfix.selectors import Budget, SelectionContext, get_selector, make_plan
+from kvfix.pipeline.measure import ROUNDS, Arms, compare_all
 
 if TYPE_CHECKING:
+    from kvfix.core import KVCache
     from kvfix.engine import Engine
-    from kvfix.store import VersionRecord
 
-TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+SCHEMA = "kvfix.latency/1"
 
 
-def run_latency(
-    engine: Engine,
-    contexts: list[int],
-    ks: list[int],
-    spans: list[int],
-    edit_at: float = 1 / 3,
-    rounds: int = ROUNDS,
-    notify: Notify = lambda line: None,
-) -> dict[str, Any]:
-    """The `kvfix.latency/1` document: one row a context length, span length and k.
+@dataclass(frozen=True)
+class Grid:
+    """Every context length with every length and place of the edit and every k."""
 
-    The text is made of seeded words; the edit replaces `span` tokens at the fraction `edit_at`. No time is reported
-    unless recomputing everything from the edit on equals a fresh prefill. Raises `UsageError` for contexts that the
-    model cannot take.
+    contexts: Sequence[int]  # tokens
+    ks: Sequence[int]
+    spans: Sequence[int] = (1,)  # tokens
+    places: Sequence[float] = (1 / 3,)  # of the edit, as fractions of the text
+    rounds: int = ROUNDS
+
+    def require_room(self) -> None:
+        """Raise `UsageError` for an edit that has no room in its text, or a k that counts no rows."""
+        if min(self.ks) < 0:
+            raise UsageError(f"k {min(self.ks)}: expected a number of rows")
+        for context, span, place in product(self.contexts, self.spans, self.places):
+            if not 0 <= place < 1 or span < 1 or int(place * context) + span > context:
+                raise UsageError(f"no room for a span of {span} at {place:g} of {context} tokens")
+
+
+class Cell(NamedTuple):
+    """One edit and one k: a row of the results."""
+
+    old: str  # the text before the edit
+    k: int
+    arms: Arms
+    error: float  # of recomputing every row from the edit on
+
+
+def run_latency(engine: Engine, grid: Grid, notify: Notify = lambda line: None) -> dict[str, Any]:
+    """The `kvfix.latency/1` document: one row a context length, span length, place and k.
+
+    The text is made of seeded words. No time is reported unless recomputing everything from the edit on equals a fresh
+    prefill. Raises `UsageError` for edits that have no room, `DocumentError` for contexts that the model cannot take.
     """
-    rows = []
-    for context, span, k in product(contexts, spans, ks):
+    grid.require_room()
+    for context in grid.contexts:
         engine.require_fit(context)
-        if not 0 <= edit_at < 1 or span < 1 or k < 0 or int(edit_at * context) + span > context:
-            raise UsageError(f"no room for a span of {span} at {edit_at:g} of {context} tokens, or bad k {k}")
-        notify(f"{context} tokens, k {k}, span {span}")
-        rows.append(_row(engine, context, k, span, int(edit_at * context), rounds))
+    roofline, rows = Roofline(engine), list[dict[str, Any]]()
+    for context, span in product(grid.contexts, grid.spans):
+        notify(f"{context} tokens, span {span}")
+        rows += _Group(engine, context, span, grid).rows(notify)
+        roofline.measure_again()
     return {
-        "schema": "kvfix.latency/1",
+        "schema": SCHEMA,
         "model": engine.describe(),
-        "rows": rows,
+        "rows": [_beside_roofline(row, roofline) for row in rows],
+        "ceilings": roofline.describe(),
         "device": str(engine.device),
         "dtype": engine.dtype_name,
         "versions": versions(),
     }
 
 
-def versions() -> dict[str, Any]:
-    """What the times were taken with."""
-    import platform
-    from importlib.metadata import version
-
-    import torch
-
+def _beside_roofline(row: dict[str, Any], roofline: Roofline) -> dict[str, Any]:
+    """The row with what its passes had to do at least, and with its ratios beside those of the token counts."""
+    context, first, counts = row["context"], row["edit_at"], roofline.counts
+    works = {
+        "repair": (counts.one_pass([row.pop("positions")]), row["recompute_ms"]),
+        "full": (counts.prefill(context), row["full_prefill_ms"]),
+        "suffix": (counts.suffix(first, context), row["suffix_prefill_ms"]),
+    }
+    ratios = {
+        "token_ratio": context / row["recomputed"],
+        "suffix_token_ratio": (context - first) / row["recomputed"],
+    }
     return {
-        "kvfix": version("kvfix"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-        "threads": torch.get_num_threads(),
-        "processor": platform.processor() or platform.machine(),
+        **row,
+        **ratios,
+        "ratio_share": row["speedup_full"]["median"] / ratios["token_ratio"],
+        "suffix_ratio_share": row["speedup_suffix"]["median"] / ratios["suffix_token_ratio"],
+        "roofline": {name: roofline.beside(work, ms["median"]) for name, (work, ms) in works.items()},
     }
 
 
-def _row(engine: Engine, context: int, k: int, span: int, at: int, rounds: int) -> dict[str, Any]:
-    old, new = texts_of(engine, context, span, at)
-    old_ids, new_ids = engine.encode(old).token_ids, engine.encode(new).token_ids
-    diff, arms = _arms(engine, old_ids, new_ids, new, k)
-    error = exactness(engine, arms, old_ids)
-    if not error <= TOLERANCE[engine.dtype_name]:
-        raise KVFixError(f"recomputing every row differs from a fresh prefill by {error:.2e}; no times are reported")
-    row: dict[str, Any] = {
-        "context": len(new_ids),
-        "k": k,
-        "span": diff.num_span,
-        "edit_at": diff.first,
-        "recomputed": len(arms.plan.positions),
-        "token_ratio": len(new_ids) / len(arms.plan.positions),
-        "max_abs_error_exact": error,
-        **compare_arms(arms, rounds),
-    }
-    del arms
-    return {**row, **_end_to_end(engine, old, new, k, rounds)}
+@dataclass
+class _Group:
+    """All edits of one length that lead to one text, so that one re-prefill a round stands beside all of them."""
+
+    engine: Engine
+    context: int
+    span: int
+    grid: Grid
+    cells: list[Cell] = field(default_factory=list)
+
+    def rows(self, notify: Notify) -> list[dict[str, Any]]:
+        """Equality first, then times."""
+        texts = Texts(self.engine, self.context)
+        fresh = self.engine.prefill(texts.token_ids)
+        for at in dict.fromkeys(int(place * self.context) for place in self.grid.places):
+            self._add(texts, at, fresh)
+        del fresh
+        notify(f"{self.context} tokens, span {self.span}: {self.grid.rounds} rounds")
+        times = compare_all([cell.arms for cell in self.cells], self.grid.rounds)
+        found = [self._facts(cell) | ms for cell, ms in zip(self.cells, times, strict=True)]
+        edits = [(cell.old, cell.k) for cell in self.cells]
+        self.cells.clear()
+        ends = end_to_end(self.engine, texts.text, edits, self.grid.rounds)
+        return [row | end for row, end in zip(found, ends, strict=True)]
+
+    def _add(self, texts: Texts, at: int, fresh: KVCache) -> None:
+        """The cells of an edit at one token. Raises `KVFixError` where exact recomputing is not exact."""
+        engine, old = self.engine, texts.changed(at, self.span)
+        stale = engine.prefill(engine.encode(old).token_ids)
+        plans = {k: plan_of(engine, stale.token_ids, texts.text, k) for k in self.grid.ks}
+        first = plans[self.grid.ks[0]].diff.first
+        error = exactness(engine, stale, fresh, first)
+        if not error <= allowed_error(engine, fresh.token_ids, first):
+            raise KVFixError(
+                f"recomputing every row differs from a fresh prefill by {error:.2e}; no times are reported"
+            )
+        for k, plan in plans.items():
+            rows = RowMap.of_base(np.arange(self.context)).realigned(plan.source())
+            self.cells.append(Cell(old, k, Arms(engine, rows, [stale], texts.token_ids, plan), error))
+
+    def _facts(self, cell: Cell) -> dict[str, Any]:
+        plan = cell.arms.plan
+        return {
+            "context": self.context,
+            "k": cell.k,
+            "span": plan.diff.num_span,
+            "edit_at": plan.diff.first,
+            "positions": plan.positions,
+            "recomputed": len(plan.positions),
+            "max_abs_error_exact": cell.error,
+        }
 
 
-def texts_of(engine: Engine, context: int, span: int, at: int) -> tuple[str, str]:
-    """Two texts of exactly `context` tokens (prefix included) that differ in `span` tokens at token `at`.
-
-    Words that are single tokens of the model, drawn with a seed.
-    """
-    words = np.array(list(_single_tokens(engine)))
-    rng = np.random.default_rng(context)
-    prefix = len(engine.text.prefix)
-    chosen = rng.choice(words, context - prefix)
-    changed = chosen.copy()
-    place = max(0, at - prefix)
-    for index in range(place, place + span):
-        changed[index] = rng.choice(words[words != chosen[index]])
-    old, new = "".join(chosen), "".join(changed)
-    for text in (old, new):
-        found = len(engine.encode(text).token_ids)
-        if found != context:
-            raise UsageError(f"the tokenizer makes {found} tokens of {context} words; bench latency cannot use it")
-    return old, new
-
-
-def _single_tokens(engine: Engine, most: int = 400) -> Iterator[str]:
-    """Short lower-case words that stand for one token each after a space, in the vocabulary's order."""
-    found = 0
-    for token in sorted(engine.text.tokenizer.get_vocab(), key=lambda t: (len(t), t)):
-        word = " " + token.lstrip("Ġ▁ ")
-        if token[:1] in "Ġ▁" and word[1:].isascii() and word[1:].isalpha() and word[1:].islower():
-            if len(engine.text.plain_ids(word * 2)) == 2:
-                found += 1
-                yield word
-            if found == most:
-                return
-
-
-def _arms(engine: Engine, old_ids: np.ndarray, new_ids: np.ndarray, text: str, k: int) -> Any:
-    from kvfix.diff import diff_tokens
-
-    diff = diff_tokens(old_ids, new_ids)
-    encoding = engine.encode(text)
-    context = SelectionContext(diff, Budget(k), text, encoding.offsets, encoding.num_prefix)
-    plan = make_plan(get_selector("editlocal"), context)
-    stale = engine.prefill(old_ids)
-    rows = RowMap.of_base(np.arange(len(old_ids))).realigned(plan.source())
-    return diff, Arms(engine, rows, [stale], new_ids, plan)
-
-
-def exactness(engine: Engine, arms: Arms, old_ids: np.ndarray) -> float:
-    """Largest |error| of recomputing all rows from the edit on against a fresh prefill."""
-    fresh = engine.prefill(arms.token_ids)
-    cache = engine.new_cache(arms.token_ids)
-    cache.keys.copy_(arms.segments[0].keys)
-    cache.values.copy_(arms.segments[0].values)
-    engine.recompute(cache, np.arange(arms.first, len(arms.token_ids)))
-    worst = [
-        float((mine - theirs).abs().max()) for mine, theirs in ((cache.keys, fresh.keys), (cache.values, fresh.values))
-    ]
-    return max(worst)
-
-
-def _end_to_end(engine: Engine, old: str, new: str, k: int, rounds: int) -> dict[str, Any]:
-    """Load, diff, align, select, recompute and durable write, against a prefill with the durable write of it all."""
-    repairs, wholes = [], []
-    with tempfile.TemporaryDirectory(prefix="kvfix-bench-") as folder:
-        from kvfix.store import Store
-
-        with Store.open(Path(folder) / "store", create=True) as store:
-            admit(engine, store)
-            texts = [old, new]
-            for number in range(rounds + 1):
-                before, after = (document_of(folder, "bench.txt", texts[(number + n) % 2]) for n in range(2))
-                head, ms = _store_whole(engine, store, before)
-                wholes.append(ms)
-                options = EditOptions(k=k, strategy="repair", verify=False, auto_probes=False)
-                report = edit(engine, store, head, after, options)
-                repairs.append(report.timing_ms()["total"] or 0.0)
-    steps = report.timing_ms()
-    return {
-        "end_to_end_ms": spread(repairs[1:]),
-        "full_end_to_end_ms": spread(wholes[1:]),
-        "speedup_end_to_end": ratio_spread(wholes[1:], repairs[1:]),
-        "last_steps_ms": {name: steps[name] for name in ("load", "diff", "align", "select", "recompute", "persist")},
-    }
-
-
-def _store_whole(engine: Engine, store: Any, document: Document) -> tuple[VersionRecord, float]:
-    """Prefill a document and write all of its cache durably; the milliseconds of both."""
-    clock = Clock()
-    head = store.head(document.corpus, document.doc_id)
-    with clock("whole"):
-        cache = engine.prefill(engine.encode(document.text).token_ids)
-        record = store.commit_base(document, engine.key, cache, debt.fresh(len(cache)), {}, head)
-    return record, clock.ms["whole"]
+def exactness(engine: Engine, stale: KVCache, fresh: KVCache, first: int) -> float:
+    """Largest |error| of recomputing all rows from `first` on, over stale ones, against a fresh prefill."""
+    cache = engine.new_cache(fresh.token_ids)
+    cache.keys.copy_(stale.keys)
+    cache.values.copy_(stale.values)
+    engine.recompute(cache, np.arange(first, len(fresh)))
+    return distance(cache, fresh)

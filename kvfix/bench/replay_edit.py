@@ -12,8 +12,9 @@ import numpy as np
 from kvfix import align, metrics
 from kvfix.bench.history import PastEdit
 from kvfix.core import KVCache, RepairPlan, RowMap, TokenDiff
+from kvfix.pipeline.arms import MAX_NEW, Arm, ask_arm
 from kvfix.pipeline.measure import Arms, timed_ms
-from kvfix.pipeline.quality import MAX_NEW, Arm, ask_arm, judge, room_for, room_of
+from kvfix.pipeline.quality import judge, room_for, room_of
 from kvfix.probes import Probe, auto_probes
 from kvfix.selectors import Budget, SelectionContext, Selector, make_plan
 from kvfix.selectors.base import largest_plan

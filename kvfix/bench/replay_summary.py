@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvfix import metrics
-from kvfix.bench.latency import versions
 from kvfix.bench.replay import SCHEMA
+from kvfix.bench.texts import versions
 from kvfix.metrics import KL_FLOOR
 from kvfix.pipeline.measure import spread
 

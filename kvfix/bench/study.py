@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvfix import metrics
 from kvfix.bench.case import Case, Choice, Repaired, Selected
 from kvfix.bench.items import Item
-from kvfix.bench.latency import versions
 from kvfix.bench.records import DIAGNOSTIC, SCHEMA, STALE, TRANSPLANT, Record, Records
+from kvfix.bench.texts import versions
 from kvfix.errors import DocumentError, UsageError
 from kvfix.selectors import SELECTORS, get_selector
 from kvfix.store.jsonfile import plain

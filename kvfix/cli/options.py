@@ -268,11 +268,18 @@ Contexts = Annotated[str, option("--context", "Lengths of the text.", BENCH, def
 Ks = Annotated[str, option("--k", "Rows per edited span.", BENCH, default="32", metavar="ROWS,...")]
 Spans = Annotated[str, option("--span", "Lengths of the edit.", BENCH, default="1", metavar="TOKENS,...")]
 EditAt = Annotated[
-    float, option("--edit-at", "Where it is, as a fraction of the text.", BENCH, default=0.33, metavar="X")
+    str, option("--edit-at", "Where it is, as fractions of the text.", BENCH, default="0.33", metavar="X,...")
 ]
 Rounds = Annotated[
     int, option("--rounds", "Timed rounds after one to warm up.", BENCH, default=5, metavar="N", least=1)
 ]
+DocumentsAPass = Annotated[
+    str, option("--documents", "Documents in one pass.", BENCH, default="1,4,16,64", metavar="N,...")
+]
+Context = Annotated[int, option("--context", "Length of a text.", BENCH, default=1024, metavar="TOKENS", least=64)]
+PatchRows = Annotated[int, option("--k", "Rows that a patch writes.", BENCH, default=32, metavar="ROWS", least=5)]
+Files = Annotated[int, option("--documents", "Unchanged files of a pass.", BENCH, default=100, metavar="N", least=1)]
+KRows = Annotated[int, option("--k", "Rows per edited span.", BENCH, default=32, metavar="ROWS", least=0)]
 ItemsFile = Annotated[Path | None, option("--items", "Items, one JSON object a line.", BENCH, metavar="FILE.jsonl")]
 Selectors = Annotated[
     str | None,
@@ -364,8 +371,19 @@ def place(parameter: Parameter) -> int:
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """`8,32` as whole numbers. Raises `UsageError`."""
+    """`8,32` as whole numbers, each once. Raises `UsageError`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(f"{option} {text}: expected whole numbers with commas between them")
-    return [int(part) for part in parts]
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def fractions(option: str, text: str) -> list[float]:
+    """`0.1,0.8` as numbers from 0 to below 1, each once. Raises `UsageError`."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= number < 1 for number in found):
+        raise UsageError(f"{option} {text}: expected fractions from 0 to below 1 with commas between them")
+    return list(dict.fromkeys(found))

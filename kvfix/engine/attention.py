@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from transformers import AttentionInterface
 
@@ -49,11 +50,18 @@ class Pass:
     groups: list[Rows]
     attended: dict[int, int | None] = field(default_factory=dict)  # layer → window
     attend = staticmethod(packed_attention)
+    backend: ClassVar[str | None] = None  # of the ops, see `kvfix.ops.backend.dispatch`
 
     @cached_property
     def pack(self) -> Pack:
         """The rows as the ops take them."""
         return Pack([rows.part for rows in self.groups])
+
+    def inputs(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and positions `[1, M]` of all rows."""
+        ids = np.concatenate([rows.token_ids for rows in self.groups])
+        positions = np.concatenate([rows.positions for rows in self.groups])
+        return torch.from_numpy(ids)[None].to(device), torch.from_numpy(positions)[None].to(device)
 
 
 _current: ContextVar[Pass] = ContextVar("kvfix_pass")

@@ -44,26 +44,34 @@ class Rows:
         positions, slots = (torch.from_numpy(np.ascontiguousarray(a)) for a in (self.positions, self.slots))
         return Part(self.cache.keys, self.cache.values, positions, int(self.slots[-1]) + 1, slots, self.key_positions)
 
-    def written(self, layer: int) -> None:
-        """Told when the rows of a layer stand in their slots."""
+
+class EnoughError(Exception):
+    """Ends a pass whose further layers nobody needs."""
 
 
 class PassCache(Cache):
-    """What the model sees as its cache during one pass; the attention function reads the rows elsewhere."""
+    """What the model sees as its cache during one pass; the attention function reads the rows elsewhere.
 
-    def __init__(self, groups: list[Rows], pack: Pack) -> None:
+    `ends` at the layer whose keys and values are the last that are wanted.
+    """
+
+    def __init__(self, groups: list[Rows], pack: Pack, ends: int | None = None, backend: str | None = None) -> None:
         super().__init__(layers=[])
-        self.groups, self.pack = groups, pack
+        self.groups, self.pack, self.ends, self.backend = groups, pack, ends, backend
         self.updated: list[int] = []
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the pass's rows `[1, H, M, D]` into their caches."""
+        """Write the pass's rows `[1, H, M, D]` into their caches. Raises `EnoughError` at the end."""
         self.updated.append(layer_idx)
-        scatter_kv(self.pack, layer_idx, key_states, value_states)
         for rows in self.groups:
-            rows.written(layer_idx)
+            rows.cache.ready(layer_idx)
+        scatter_kv(self.pack, layer_idx, key_states, value_states, backend=self.backend)
+        for rows in self.groups:
+            rows.cache.written(layer_idx)
+        if layer_idx == self.ends:
+            raise EnoughError
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0, *args: object, **kwargs: object) -> int:

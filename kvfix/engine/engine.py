@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from kvfix.core import KVCache, LayerRotation, ModelKey, Notify
-from kvfix.engine import continuations, fingerprint, load
+from kvfix.engine import continuations, fingerprint, load, packed
 from kvfix.engine.attention import NAME, Pass, running
-from kvfix.engine.cache import PassCache, Rows
+from kvfix.engine.cache import EnoughError, PassCache, Rows
 from kvfix.engine.continuations import Continuation
+from kvfix.engine.graphs import Graphs, graphs_of
 from kvfix.engine.locate import locate
 from kvfix.engine.rope import PositionFacts, position_facts
 from kvfix.engine.text import Encoding, Text, make_template
@@ -113,10 +114,11 @@ class Engine:
 
     @property
     def backend(self) -> str:
-        """Device kind and library versions: what a gate's findings hold for."""
+        """Device kind, library versions and layout of the weights: what a gate's findings hold for."""
         import transformers
 
-        return f"{self.device.type}-torch{torch.__version__}-transformers{transformers.__version__}"
+        layout = "-packed" if packed.packs(self.device, self.dtype) else ""
+        return f"{self.device.type}-torch{torch.__version__}-transformers{transformers.__version__}{layout}"
 
     def describe(self) -> dict[str, str]:
         """Name, key, dtype and device, for reports."""
@@ -137,6 +139,15 @@ class Engine:
         """Wait until the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What may still be put on the device; None for the CPU, whose memory is everybody's."""
+        if self.device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        # what the allocator keeps for us counts as taken there
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
 
     # ---- the model
 
@@ -258,11 +269,26 @@ class Engine:
             progress(len(chunk))
 
     def recompute_many(self, jobs: Sequence[tuple[KVCache, np.ndarray]]) -> None:
-        """`recompute` for several documents in one forward pass, but for those that need a pass of their own."""
-        self.compute([Rows.at(*job) for job in jobs if len(job[1]) and not self._one_pass(job[0])])
-        for cache, positions in jobs:
-            if self._one_pass(cache):
-                self.recompute(cache, positions)
+        """`recompute` for several documents in one forward pass, but for those that need passes of their own."""
+        packed = [len(jobs) > 1 and not self._one_pass(cache) for cache, _ in jobs]
+        self.compute([Rows.at(*job) for job, shares in zip(jobs, packed, strict=True) if shares and len(job[1])])
+        for job, shares in zip(jobs, packed, strict=True):
+            if not shares:
+                self.recompute(*job)
+
+    def takes_one_pass(self, num_tokens: int, num_rows: int) -> bool:
+        """Whether so many rows of a text are recomputed at once."""
+        return num_rows <= CHUNK_ROWS or self.positions.crosses(num_tokens, num_tokens)
+
+    @cached_property
+    def graphs(self) -> Graphs | None:
+        """Recorded passes, where they are asked for and can be had."""
+        return graphs_of(self)
+
+    def warm_up(self, num_rows: Sequence[int]) -> None:
+        """Record now what passes over so many rows of as many documents replay; without CUDA graphs nothing is done."""
+        if self.graphs is not None:
+            self.graphs.warm_up(num_rows)
 
     def _one_pass(self, cache: KVCache) -> bool:
         """Beyond LongRoPE's limit all rows must share one call, which decides the frequencies."""
@@ -272,15 +298,22 @@ class Engine:
 
     @torch.inference_mode()
     def compute(self, groups: list[Rows]) -> None:
-        """One pass over the rows of all groups, in place, without logits."""
+        """One pass over the rows of all groups, in place, that ends where the last layer has its keys and values.
+
+        The caches may hold a model's lower layers only; all of one pass hold equally many.
+        """
         if groups:
-            self.run_pass(Pass(groups))
+            run: Callable[..., object] = self.run_pass if self.graphs is None else self.graphs.compute
+            run(Pass(groups), ends=groups[0].cache.num_layers - 1)
 
     @torch.inference_mode()
-    def run_pass(self, this: Pass) -> list[int]:
-        """`compute` for a given pass; returns the layers that stored rows, in order."""
-        inputs, cache = self._inputs(this)
-        with running(this):
+    def run_pass(self, this: Pass, ends: int | None = None) -> list[int]:
+        """A given pass, up to the keys and values of layer `ends` (None: to the end of the decoder).
+
+        Returns the layers that stored rows, in order.
+        """
+        inputs, cache = self._inputs(this, ends)
+        with running(this), suppress(EnoughError):
             self._decoder(**inputs)
         return cache.updated
 
@@ -292,16 +325,10 @@ class Engine:
         with running(this):
             return self.model(**inputs, logits_to_keep=torch.tensor(rows, device=self.device)).logits[0]
 
-    def _inputs(self, this: Pass) -> tuple[dict[str, Any], PassCache]:
-        ids = np.concatenate([rows.token_ids for rows in this.groups])
-        positions = np.concatenate([rows.positions for rows in this.groups])
-        cache = PassCache(this.groups, this.pack)
-        inputs = {
-            "input_ids": torch.from_numpy(ids)[None].to(self.device),
-            "position_ids": torch.from_numpy(positions)[None].to(self.device),
-            "use_cache": True,
-            self._cache_keyword: cache,
-        }
+    def _inputs(self, this: Pass, ends: int | None = None) -> tuple[dict[str, Any], PassCache]:
+        ids, positions = this.inputs(self.device)
+        cache = PassCache(this.groups, this.pack, ends, this.backend)
+        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": True, self._cache_keyword: cache}
         return inputs, cache
 
     # ---- continuations behind a document

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -135,21 +134,8 @@ class StaleEvidence:
         # beyond LongRoPE's limit all rows must share one call, which decides the frequencies
         step = num_rows if self.engine.positions.crosses(num_rows, num_rows) else CHUNK_ROWS
         for start in range(0, len(positions), step):
-            with suppress(_EnoughError):
-                self.engine.compute([LowerRows.at(cache, positions[start : start + step])])
+            self.engine.compute([Rows.at(cache, positions[start : start + step])])
         return cache
-
-
-class _EnoughError(Exception):
-    """Ends a pass whose further layers nobody needs."""
-
-
-class LowerRows(Rows):
-    """The rows of a cache that holds a model's lower layers only: writing the last of them ends the pass."""
-
-    def written(self, layer: int) -> None:
-        if layer == self.cache.num_layers - 1:
-            raise _EnoughError
 
 
 @dataclass

@@ -17,6 +17,7 @@ from kvfix.engine.attention import Pass
 from kvfix.engine.cache import Rows
 from kvfix.engine.continuations import Continuation
 from kvfix.engine.engine import Engine
+from kvfix.engine.packed import dense_weights
 from kvfix.engine.refusals import refuse_by_config, refuse_by_trace
 from kvfix.engine.rotation import find_rotations
 from kvfix.errors import UnsupportedModelError, first_line
@@ -40,7 +41,7 @@ FORWARD_FAULTS = (AttributeError, LookupError, RuntimeError, TypeError, ValueErr
 class Figures:
     """Largest deviations found, relative to the larger of 1 and a layer's largest entry."""
 
-    prefill: float  # our prefill against the model's own forward
+    prefill: float  # our prefill against the model's own forward, its weights as they are stored
     recompute_all: float  # R over all rows against a fresh prefill
     recompute_suffix: float  # R over [s, N)
     recompute_window: float  # R over a short window, against the model's own forward behind a prefix
@@ -186,10 +187,12 @@ def _compare(engine: Engine, ids: np.ndarray) -> Figures:
     changed = ids.copy()
     changed[start:end] = np.roll(ids, num // 2)[start:end]
     stale, fresh = _traced_prefill(engine, ids), engine.prefill(changed)
+    with dense_weights(engine.model):
+        own = _own(engine, ids)
     window = np.arange(start, min(num, end + 8))
     scattered = np.arange(start, num, 3)
     return Figures(
-        prefill=deviation(stale, _own(engine, ids)),
+        prefill=deviation(stale, own),
         recompute_all=deviation(_repaired(engine, stale, changed, np.arange(num)), fresh),
         recompute_suffix=deviation(_repaired(engine, stale, changed, np.arange(start, num)), fresh),
         recompute_window=deviation(

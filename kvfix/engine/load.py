@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvfix import lean
-from kvfix.engine import attention
+from kvfix.engine import attention, packed
 from kvfix.errors import UnknownModelError, UnsupportedModelError, UsageError, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -119,6 +119,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[
         # transformers makes them up at random
         raise UnsupportedModelError(f"{folder.name}: its files lack {len(missing)} weights ({missing[0]}, …)")
     model = model.eval().requires_grad_(False).to(device)
+    packed.pack_weights(model)
     return model, adopt(model)
 
 

@@ -38,9 +38,9 @@ def dispatch(
         return plain()
     if choice == "triton":
         _require_triton(op, tensor)
-        return kernel()
+        return _beside(tensor, kernel)
     try:
-        return kernel()
+        return _beside(tensor, kernel)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a compiler or a driver raises
@@ -52,6 +52,12 @@ def dispatch(
             stacklevel=3,
         )
         return plain()
+
+
+def _beside(tensor: torch.Tensor, kernel: Callable[[], Result]) -> Result:
+    """Triton launches on the current device, wherever the tensors lie."""
+    with torch.cuda.device_of(tensor):
+        return kernel()
 
 
 def interpreted() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -54,7 +54,7 @@ class Tables(NamedTuple):
 
     documents: torch.Tensor  # [parts, 9] int64: see `_document`
     part_of_row: torch.Tensor  # [M] int64
-    slots: torch.Tensor  # [M] int64, -1 where a part has none
+    slots: torch.Tensor  # [M] int64; -1: the row is written nowhere
     positions: torch.Tensor  # [M] int32
     key_positions: torch.Tensor  # int32, one part's after another's; empty: slot i stands at position i
     alignment: int  # elements that divide every base address and stride
@@ -75,36 +75,48 @@ class Pack:
         for part, start in zip(self.parts, self.starts, strict=False):
             yield part, slice(start, start + len(part.positions))
 
+    def keep(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What is kept under `key`, made when it is first asked for."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
+
     @cached_property
-    def tables(self) -> Tables:
-        """Raises `ValueError` for parts that one kernel cannot serve together."""
-        first, device = self.parts[0], self.parts[0].keys.device
+    def host_tables(self) -> Tables:
+        """`tables`, still on the CPU. Raises `ValueError` for parts that one kernel cannot serve together."""
+        first = self.parts[0]
         for part in self.parts:
             for mine, like in ((part.keys, first.keys), (part.values, first.values)):
-                if (mine.dtype, mine.device) != (like.dtype, device) or mine.stride(3) != like.stride(3):
+                if (mine.dtype, mine.device) != (like.dtype, first.keys.device) or mine.stride(3) != like.stride(3):
                     raise ValueError("keys and values of one call differ in dtype, device or innermost stride")
                 if (mine.shape[1], mine.shape[3]) != (like.shape[1], like.shape[3]):
                     raise ValueError("keys and values of one call differ in heads or dims")
-        parts = torch.repeat_interleave(
-            torch.arange(len(self.parts)), torch.tensor([len(p.positions) for p in self.parts])
-        )
-        slots = torch.cat([torch.full_like(p.positions, -1) if p.slots is None else p.slots for p in self.parts])
-        key_positions = self._key_positions().to(device)
-        documents = torch.tensor(self._documents(key_positions))
-        # one transfer for all that is int64
-        sent = torch.cat([documents.flatten(), parts, slots]).to(device)
-        num_rows = self.starts[-1]
-        documents, parts, slots = sent.split([documents.numel(), num_rows, num_rows])
-        positions = _near(torch.cat([p.positions for p in self.parts]), FAR - 1).to(device)
         return Tables(
-            documents.view(len(self.parts), -1),
-            parts,
-            slots,
-            positions,
-            key_positions,
+            torch.tensor(self._documents()),
+            torch.repeat_interleave(
+                torch.arange(len(self.parts)), torch.tensor([len(p.positions) for p in self.parts])
+            ),
+            torch.cat([torch.full_like(p.positions, -1) if p.slots is None else p.slots for p in self.parts]),
+            _near(torch.cat([p.positions for p in self.parts]), FAR - 1),
+            self._key_positions(),
             min(_alignment(t) for part in self.parts for t in (part.keys, part.values)),
             first.keys.stride(3),
             first.values.stride(3),
+        )
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Raises `ValueError` for parts that one kernel cannot serve together."""
+        made, device = self.host_tables, self.parts[0].keys.device
+        wide = made[:3]
+        # one transfer for all that is int64
+        sent = torch.cat([table.flatten() for table in wide]).to(device).split([table.numel() for table in wide])
+        return made._replace(
+            documents=sent[0].view_as(made.documents),
+            part_of_row=sent[1],
+            slots=sent[2],
+            positions=made.positions.to(device),
+            key_positions=made.key_positions.to(device),
         )
 
     def _key_positions(self) -> torch.Tensor:
@@ -113,7 +125,7 @@ class Pack:
         given = [torch.arange(p.num_seen) if p.key_positions is None else p.key_positions for p in self.parts]
         return _near(torch.cat(given), FAR)
 
-    def _documents(self, key_positions: torch.Tensor) -> list[list[int]]:
+    def _documents(self) -> list[list[int]]:
         """A row a part: addresses of keys and values, their layer, head and row strides, start of its key positions."""
         starts = accumulate((p.num_seen for p in self.parts), initial=0)
         return [

@@ -14,6 +14,7 @@ from kvfix.errors import DocumentError
 from kvfix.pipeline.admission import admit, require_key
 from kvfix.pipeline.behind import Behind, Computed
 from kvfix.pipeline.clock import Clock
+from kvfix.pipeline.packs import Limits, held, together
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +46,14 @@ class Job:
     token_ids: np.ndarray
     head: VersionRecord | None
 
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def held_rows(self) -> int:
+        return self.num_rows
+
 
 def build(
     engine: Engine,
@@ -70,7 +79,7 @@ def build(
                 yield job
                 continue
             admit(engine, store)
-            if pack and not fits(engine, pack, job, behind.most_bytes):
+            if not limits(engine, behind.most_bytes).allow(pack, job):
                 yield from _prefilled(engine, store, pack, behind, progress)
                 pack = []
             pack.append(job)
@@ -83,19 +92,16 @@ def _prefilled(
     engine: Engine, store: Store, pack: Sequence[Job], behind: Behind[Built], progress: Callable[[int], None]
 ) -> Iterator[Built]:
     """Compute a pack and hand it to the writer; the outcomes that have come until then."""
-    yield from behind.results(num_rows(pack) * engine.row_bytes)
-    for piece in prefill(engine, store, pack, progress):
-        behind.hand(piece)
+    yield from behind.results(held(pack) * engine.row_bytes)
+    for done in together(pack, lambda jobs: prefill(engine, store, jobs, progress)):
+        behind.hand(done.result())
 
 
-def num_rows(jobs: Sequence[Job]) -> int:
-    return sum(len(job.token_ids) for job in jobs)
-
-
-def fits(engine: Engine, pack: Sequence[Job], job: Job, most_bytes: int) -> bool:
-    """Whether a document may share the pass of others: together they are short, and take at most `most_bytes`."""
-    total = num_rows(pack) + len(job.token_ids)
-    return total <= PACK_ROWS and total * engine.row_bytes <= most_bytes
+def limits(engine: Engine, most_bytes: int) -> Limits:
+    """What a pass over new documents may take: of a device's own memory, half of what is free."""
+    free = engine.free_bytes
+    most_bytes = most_bytes if free is None else min(most_bytes, free // 2)
+    return Limits(PACK_ROWS, most_bytes // engine.row_bytes)
 
 
 def prefill(

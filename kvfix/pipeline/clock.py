@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -24,6 +24,29 @@ class Clock:
             spent = (time.perf_counter() - start) * 1e3
             self.ms[step] = self.ms.get(step, 0.0) + spent - self._inner_ms
             self._inner_ms = before + spent
+
+    @property
+    def counted_ms(self) -> float:
+        """Of all steps."""
+        return sum(self.ms.values())
+
+
+@contextmanager
+def shared(step: str, shares: Sequence[tuple[Clock, int]]) -> Iterator[None]:
+    """A step that several documents take together: each clock is given its share of the time, by its weight.
+
+    What a clock counts meanwhile for a step of its own is left out. Equal shares where no weight is above 0.
+    """
+    whole, total = Clock(), sum(weight for _, weight in shares)
+    before = sum(clock.counted_ms for clock, _ in shares)
+    try:
+        with whole(step):
+            yield
+    finally:
+        spent = whole.ms[step] - (sum(clock.counted_ms for clock, _ in shares) - before)
+        for clock, weight in shares:
+            part = weight / total if total else 1 / len(shares)
+            clock.ms[step] = clock.ms.get(step, 0.0) + spent * part
 
 
 class Deadline:

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvfix import align
 from kvfix.pipeline.clock import Clock
-from kvfix.pipeline.load import read_rows
 from kvfix.pipeline.quality import make_probes
+from kvfix.pipeline.stream import StoredRows
 
 if TYPE_CHECKING:
     from kvfix.engine import Engine, StaleEvidence
@@ -51,7 +51,7 @@ class StoredEvidence:
         rows = change.snapshot.rows.realigned(change.diff.stale_source())
         with self.clock("load"):
             cache = align.allocate(change.snapshot.segments[0], rows, change.new.token_ids, self.room, engine.device)
-        read_rows(engine, cache, rows, change.snapshot, clock=self.clock)
+        StoredRows(engine, rows, change.snapshot, self.clock).read_all(cache)
         stored = partial(align.values_at, change.snapshot.rows, change.snapshot.segments)
         return StaleEvidence(engine, cache, change.diff, stored)
 

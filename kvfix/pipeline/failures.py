@@ -7,6 +7,7 @@ from kvfix.errors import (
     DocumentError,
     KVFixError,
     ModelMismatchError,
+    NoQuestionError,
     StoreBusyError,
     StoreNotWritableError,
     UnsupportedModelError,
@@ -18,13 +19,18 @@ from kvfix.errors import (
 STOPPING = (UsageError, StoreBusyError, ModelMismatchError, UnsupportedModelError, StoreNotWritableError)
 
 
+def stops(error: Exception) -> bool:
+    """Whether an error concerns every document: what a selector misses of one, another may have."""
+    return isinstance(error, STOPPING) and not isinstance(error, NoQuestionError)
+
+
 def failure(error: Exception) -> tuple[str, str]:
     """Outcome and reason of a document that raised `error`, to be called while it is handled.
 
     Raises it again where it concerns the whole pass. A model may raise anything: the other documents are not to suffer
     for it.
     """
-    if isinstance(error, STOPPING):
+    if stops(error):
         raise error
     if isinstance(error, UnreadableError):
         return "skipped", error.reason

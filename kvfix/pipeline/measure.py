@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from kvfix.pipeline.plan import Change
 
 ROUNDS = 5
-ARMS = ("full", "plain_full", "repair", "suffix", "plain_suffix")
 BASELINES = dict.fromkeys(("full", "suffix"), "kvfix") | dict.fromkeys(("plain_full", "plain_suffix"), "plain forward")
+
+Arm = tuple[str, int]  # what is timed, and what tells it from its like: a repair's number, a suffix's first row
 
 
 def spread(samples: list[float]) -> dict[str, float]:
@@ -108,41 +110,58 @@ def compare_arms(arms: Arms, rounds: int = ROUNDS) -> dict[str, Any]:
 
     Each baseline, full and suffix, is the faster of kvfix's own passes and the model's plain forward.
     """
-    times: dict[str, list[float]] = {name: [] for name in ARMS}
+    return compare_all([arms], rounds)[0]
+
+
+def compare_all(repairs: Sequence[Arms], rounds: int = ROUNDS) -> list[dict[str, Any]]:
+    """`compare_arms` of several repairs that lead to one text.
+
+    Each round re-prefills that text once for all of them, and a suffix once for all whose edits begin where it does.
+    """
+    times: dict[Arm, list[float]] = {}
     for _ in range(rounds + 1):
-        for name, ms in _round(arms).items():
-            times[name].append(ms)
-    kept = {name: samples[1:] for name, samples in times.items()}
-    full, suffix = (_faster(kept, ours, plain) for ours, plain in (("full", "plain_full"), ("suffix", "plain_suffix")))
+        for arm, ms in _round(repairs):
+            times.setdefault(arm, []).append(ms)
+    kept = {arm: samples[1:] for arm, samples in times.items()}
+    return [_compared(kept, number, arms.first, rounds) for number, arms in enumerate(repairs)]
+
+
+def _compared(kept: dict[Arm, list[float]], number: int, first: int, rounds: int) -> dict[str, Any]:
+    """One repair beside its baselines."""
+    repair, plain = kept["repair", number], kept["plain_full", 0]
+    full = _faster(kept, ("full", 0), ("plain_full", 0))
+    suffix = _faster(kept, ("suffix", first), ("plain_suffix", first))
     return {
         "rounds": rounds,
         "full_prefill_ms": spread(kept[full]),
-        "full_baseline": BASELINES[full],
+        "full_baseline": BASELINES[full[0]],
         "suffix_prefill_ms": spread(kept[suffix]),
-        "suffix_baseline": BASELINES[suffix],
-        "recompute_ms": spread(kept["repair"]),
-        "speedup_full": ratio_spread(kept[full], kept["repair"]),
-        "speedup_suffix": ratio_spread(kept[suffix], kept["repair"]),
-        "plain_forward_ms": spread(kept["plain_full"]),
-        "prefill_speed": ratio_spread(kept["plain_full"], kept["full"]),
+        "suffix_baseline": BASELINES[suffix[0]],
+        "recompute_ms": spread(repair),
+        "speedup_full": ratio_spread(kept[full], repair),
+        "speedup_suffix": ratio_spread(kept[suffix], repair),
+        "plain_forward_ms": spread(plain),
+        "prefill_speed": ratio_spread(plain, kept["full", 0]),
     }
 
 
-def _round(arms: Arms) -> dict[str, float]:
+def _round(repairs: Sequence[Arms]) -> Iterator[tuple[Arm, float]]:
     """Each arm once, in milliseconds."""
-    engine, fresh = arms.engine, []
-    ms = {"full": timed_ms(engine, lambda: fresh.append(arms.full()))}
+    any_arms, fresh = repairs[0], list[KVCache]()
+    engine = any_arms.engine
+    yield ("full", 0), timed_ms(engine, lambda: fresh.append(any_arms.full()))
     with engine.plain_attention():
-        ms["plain_full"] = timed_ms(engine, arms.plain_full)
-    arms.ready()
-    ms["repair"] = timed_ms(engine, arms.repair)
-    arms.cache = None
-    ms["suffix"] = timed_ms(engine, lambda: arms.suffix(fresh[0]))
-    prefix = arms.prefix_cache(fresh.pop())
-    with engine.plain_attention():
-        ms["plain_suffix"] = timed_ms(engine, lambda: arms.plain_suffix(prefix))
-    return ms
+        yield ("plain_full", 0), timed_ms(engine, any_arms.plain_full)
+    for number, arms in enumerate(repairs):
+        arms.ready()
+        yield ("repair", number), timed_ms(engine, arms.repair)
+        arms.cache = None
+    for first, arms in {arms.first: arms for arms in repairs}.items():
+        yield ("suffix", first), timed_ms(engine, partial(arms.suffix, fresh[0]))
+        prefix = arms.prefix_cache(fresh[0])
+        with engine.plain_attention():
+            yield ("plain_suffix", first), timed_ms(engine, partial(arms.plain_suffix, prefix))
 
 
-def _faster(kept: dict[str, list[float]], *names: str) -> str:
-    return min(names, key=lambda name: statistics.median(kept[name]))
+def _faster(kept: dict[Arm, list[float]], *arms: Arm) -> Arm:
+    return min(arms, key=lambda arm: statistics.median(kept[arm]))

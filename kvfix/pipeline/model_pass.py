@@ -1,29 +1,34 @@
 """The part of a sync that needs the model: documents are read ahead of it, computed in order, and stored behind it.
 
-New documents that are short share a pass. Where a text is cached already, the cache of its twin is linked instead.
+New documents that are short share a pass, and so do repairs of few rows. Where a text is cached already, the cache of
+its twin is linked instead.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvfix.core import Document, Notify
 from kvfix.corpus import read_document
 from kvfix.pipeline.admission import admit, require_key
 from kvfix.pipeline.ahead import ahead
-from kvfix.pipeline.behind import Behind, Computed, nothing_to_store
-from kvfix.pipeline.build import Built, Job, fits, num_rows, prefill
+from kvfix.pipeline.behind import Behind, Computed
+from kvfix.pipeline.build import limits, prefill
 from kvfix.pipeline.changes import UNCHANGED, Finding, Walk
 from kvfix.pipeline.clock import Clock, Deadline
-from kvfix.pipeline.edit import compute, compute_change
-from kvfix.pipeline.plan import Change, compare
+from kvfix.pipeline.edit import compute, plan_change
+from kvfix.pipeline.packs import held, together
+from kvfix.pipeline.plan import Change, EditOptions, compare
+from kvfix.pipeline.repair import Repair, recomputed
 from kvfix.pipeline.synced import Synced, SyncOptions, or_failed
+from kvfix.pipeline.turns import Alone, Changed, New, Turn, guarded, reported
 from kvfix.pipeline.twins import Twins
 
 if TYPE_CHECKING:
@@ -44,18 +49,6 @@ class Ready:
     change: Change | None = None  # of one that can be repaired
 
 
-@dataclass(frozen=True)
-class New(Job):
-    """A new document whose turn has come."""
-
-    finding: Finding
-
-    @classmethod
-    def of(cls, finding: Finding, ready: Ready) -> New:
-        assert ready.token_ids is not None
-        return cls(ready.document, ready.token_ids, None, finding)
-
-
 class ModelPass:
     """One pass over documents that have to be computed."""
 
@@ -63,22 +56,22 @@ class ModelPass:
         self.engine, self.store, self.options, self.walk, self.notify = engine, store, options, walk, notify
         self.behind = Behind[Synced](options.memory)
         self.twins = Twins(store, engine.key.fingerprint)
-        self.pack: list[New] = []  # those that wait to share a pass
+        self.pack: list[New | Changed] = []  # those that wait to share a pass, all of one kind
 
     def run(self, work: Sequence[Finding], deadline: Deadline, left: list[Finding]) -> Generator[Synced]:
         """The reports, in order; findings there was no time for are put into `left`."""
         self._look_around(work)
         with closing(ahead(work, self._prepare)) as prepared, self.behind:
             for number, (finding, future) in enumerate(prepared):
-                ready = or_failed(finding, future.result)
-                if not self._joins(finding, ready):
-                    yield from self._prefilled()
+                turn = yield from self._turn(finding, or_failed(finding, future.result))
+                if not self._joins(turn):
+                    yield from self._computed()
                 if number and deadline.passed:
                     left += work[number:]
                     break
-                yield from self._take(finding, ready)
+                yield from self._take(turn)
                 yield from self._told(self.behind.results())
-            yield from self._prefilled()
+            yield from self._computed()
             yield from self._told(self.behind.rest())
 
     def _look_around(self, work: Sequence[Finding]) -> None:
@@ -105,86 +98,94 @@ class ModelPass:
 
     # ---- at its turn
 
-    def _joins(self, finding: Finding, ready: Ready | Synced) -> bool:
-        """Whether a document can be computed in one pass with the new ones before it."""
-        if isinstance(ready, Synced) or ready.head is not None or self.twins.may_have(ready.document):
-            return False
-        return not self.pack or fits(self.engine, self.pack, New.of(finding, ready), self.behind.most_bytes)
-
-    def _take(self, finding: Finding, ready: Ready | Synced) -> Iterator[Synced]:
-        """Have a document computed, now or with others; the results that have come until then."""
+    def _turn(self, finding: Finding, ready: Ready | Synced) -> Generator[Synced, None, Turn]:
+        """What there is to do about a document; meanwhile the results that have come."""
         if isinstance(ready, Synced):
-            self.behind.hand(nothing_to_store(ready))
-        elif ready.head is None:
-            yield from self._take_new(finding, ready)
-        elif ready.token_ids is None:
-            self.behind.hand(nothing_to_store(Synced(*finding.key, "unchanged", UNCHANGED, ready.head)))
-        else:
-            # the whole cache, and at most as many rows of a patch
-            yield from self._room(2 * len(ready.token_ids))
-            self.notify(f"working on {finding.doc_id}")
-            self.behind.hand(_guarded(finding, partial(self._repaired, finding, ready, ready.head)))
-
-    def _take_new(self, finding: Finding, ready: Ready) -> Iterator[Synced]:
-        if self.twins.may_have(ready.document):
-            # the cache of its twin may still have to be stored, or be about to be replaced
-            yield from self._told(self.behind.rest())
-            twin = self.twins.find(ready.document)
-            if twin is not None:
-                self.behind.hand(Computed(partial(or_failed, finding, partial(self._link, twin, ready.document))))
-                return
-        admit(self.engine, self.store)
-        if ready.document.text:
-            self.twins.expect(ready.document)
-        self.pack.append(New.of(finding, ready))
-
-    def _prefilled(self) -> Iterator[Synced]:
-        """Prefill the documents that wait to share a pass; the results that have come until then."""
-        jobs, self.pack = self.pack, []
-        if jobs:
-            yield from self._room(num_rows(jobs))
-            for piece in self._pieces(jobs):
-                self.behind.hand(piece)
-
-    def _pieces(self, jobs: Sequence[New]) -> list[Computed[Synced]]:
-        """Where a pass over several fails, each is tried by itself: the others are not to suffer for one."""
-        first = jobs[0].finding
-        self.notify(f"working on {first.doc_id}" + (f" and {len(jobs) - 1} more" if jobs[1:] else ""))
-        pieces = or_failed(first, lambda: prefill(self.engine, self.store, jobs))
-        if not isinstance(pieces, Synced):
-            return [_as_synced(job.finding, piece) for job, piece in zip(jobs, pieces, strict=True)]
-        if len(jobs) == 1:
-            return [nothing_to_store(pieces)]
-        return [piece for job in jobs for piece in self._pieces([job])]
-
-    def _repaired(self, finding: Finding, ready: Ready, head: VersionRecord) -> Computed[Synced]:
-        sampled = ready.change is not None and self._is_sampled(ready.document)
-        options = replace(
-            self.options.edit,
-            verify=sampled,
-            min_mr=self.options.min_mr if sampled else None,
-            on_low="escalate",
-        )
+            return Alone.known(finding, ready)
+        if ready.token_ids is None:
+            return Alone.known(finding, Synced(*finding.key, "unchanged", UNCHANGED, ready.head))
+        if ready.head is None:
+            return New(ready.document, ready.token_ids, None, finding)
         if ready.change is None:
-            edited = compute(self.engine, self.store, head, ready.document, options, self.notify)
-        else:
-            edited = compute_change(self.engine, self.store, ready.change, options, ready.clock, self.notify)
+            return Alone(finding, partial(self._anew, finding, ready.head, ready.document), len(ready.token_ids))
+        # a selector may look at the stale cache
+        yield from self._room(len(ready.token_ids))
+        planned = or_failed(finding, partial(self._planned, finding, ready.change, ready.clock))
+        return Alone.known(finding, planned) if isinstance(planned, Synced) else planned
 
-        def commit() -> Synced:
-            report = edited.commit()
-            return Synced(*finding.key, report.outcome, report.reason, report.record, sampled=sampled, report=report)
+    def _planned(self, finding: Finding, change: Change, clock: Clock) -> Changed:
+        sampled = self._is_sampled(change.document)
+        planned = plan_change(self.engine, self.store, change, self._options(sampled), clock)
+        return Changed(finding, Repair(planned, self.store, self.notify), sampled)
 
-        return Computed(commit, edited.num_bytes)
+    def _anew(self, finding: Finding, head: VersionRecord, document: Document) -> Computed[Synced]:
+        """From or to an empty document."""
+        self.notify(f"working on {finding.doc_id}")
+        edited = compute(self.engine, self.store, head, document, self._options(sampled=False), self.notify)
+        return reported(finding, edited, sampled=False)
 
-    def _link(self, twin: VersionRecord, document: Document) -> Synced:
-        record = self.store.relink(twin, document, keep_old=True)
-        reason = f"the text is that of {twin.doc_id}"
-        return Synced(document.corpus, document.doc_id, "relinked", reason, record, twin.doc_id)
+    def _options(self, sampled: bool) -> EditOptions:
+        min_mr = self.options.min_mr if sampled else None
+        return replace(self.options.edit, verify=sampled, min_mr=min_mr, on_low="escalate")
 
     def _is_sampled(self, document: Document) -> bool:
         """Drawn by the document and its text, so that neither the order nor a break changes the sample."""
         seed = f"{self.options.edit.seed}:{document.doc_id}:{document.sha256}"
         return random.Random(seed).random() < self.options.verify_sample
+
+    def _joins(self, turn: Turn) -> bool:
+        """Whether a document can be computed in one pass with those that wait."""
+        if isinstance(turn, Alone) or (isinstance(turn, New) and self.twins.may_have(turn.document)):
+            return False
+        most = limits(self.engine, self.behind.most_bytes)
+        most = replace(most, num_rows=self.options.pack_rows) if isinstance(turn, Changed) else most
+        return all(type(one) is type(turn) for one in self.pack) and most.allow(self.pack, turn)
+
+    def _take(self, turn: Turn) -> Iterator[Synced]:
+        """Have a document computed, now or with others; the results that have come until then."""
+        if isinstance(turn, New):
+            yield from self._take_new(turn)
+        elif isinstance(turn, Changed):
+            self.pack.append(turn)
+        else:
+            if turn.held_rows:
+                yield from self._room(turn.held_rows)
+            self.behind.hand(guarded(turn.finding, turn.compute))
+
+    def _take_new(self, new: New) -> Iterator[Synced]:
+        if self.twins.may_have(new.document):
+            # the cache of its twin may still have to be stored, or be about to be replaced
+            yield from self._told(self.behind.rest())
+            twin = self.twins.find(new.document)
+            if twin is not None:
+                self.behind.hand(Computed(partial(or_failed, new.finding, partial(self._link, twin, new.document))))
+                return
+        admit(self.engine, self.store)
+        if new.document.text:
+            self.twins.expect(new.document)
+        self.pack.append(new)
+
+    # ---- in a pass
+
+    def _computed(self) -> Iterator[Synced]:
+        """Compute the documents that wait to share a pass; the results that have come until then."""
+        pack, self.pack = self.pack, []
+        if pack:
+            yield from self._room(held(pack))
+            for turn, done in zip(pack, together(pack, self._pass), strict=True):
+                self.behind.hand(guarded(turn.finding, partial(_synced, turn, done)))
+
+    def _pass(self, pack: Sequence[New | Changed]) -> Sequence[Any]:
+        """What the pass gives for each document, all of one kind, as its `synced` takes it."""
+        more = f" and {len(pack) - 1} more" if pack[1:] else ""
+        self.notify(f"working on {pack[0].finding.doc_id}{more}")
+        repairs = [turn.repair for turn in pack if isinstance(turn, Changed)]
+        return recomputed(repairs) if repairs else prefill(self.engine, self.store, pack)  # type: ignore[arg-type]
+
+    def _link(self, twin: VersionRecord, document: Document) -> Synced:
+        record = self.store.relink(twin, document, keep_old=True)
+        reason = f"the text is that of {twin.doc_id}"
+        return Synced(document.corpus, document.doc_id, "relinked", reason, record, twin.doc_id)
 
     def _room(self, num_rows: int) -> Iterator[Synced]:
         """Wait until so many rows are allowed; the results that have come until then."""
@@ -198,17 +199,6 @@ class ModelPass:
             yield done
 
 
-def _guarded(finding: Finding, work: Callable[[], Computed[Synced]]) -> Computed[Synced]:
-    """What `work` computes; what computing or storing it raises is the document's failure."""
-    done = or_failed(finding, work)
-    if isinstance(done, Synced):
-        return nothing_to_store(done)
-    return replace(done, commit=partial(or_failed, finding, done.commit))
-
-
-def _as_synced(finding: Finding, piece: Computed[Built]) -> Computed[Synced]:
-    def commit() -> Synced:
-        built = piece.commit()
-        return Synced(*finding.key, "built", "new", built.record, timing_ms=built.timing_ms)
-
-    return Computed(partial(or_failed, finding, commit), piece.num_bytes)
+def _synced(turn: New | Changed, done: Future[Any]) -> Computed[Synced]:
+    """Raises what the pass raised for the document alone."""
+    return turn.synced(done.result())

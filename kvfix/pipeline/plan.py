@@ -117,7 +117,8 @@ def compare(engine: Engine, store: Store, record: VersionRecord, document: Docum
     with clock("load"):
         snapshot = store.snapshot(record)
     with clock("diff"):
-        new, old = engine.encode(document.text), engine.text.encode(snapshot.text)
+        new, old = engine.text.encode_all(document.text, snapshot.text)
+        engine.require_fit(len(new.token_ids))
         if not np.array_equal(old.token_ids, snapshot.token_ids):
             raise ModelMismatchError(
                 f"{record.doc_id}: its stored text gives other tokens than when it was built (another tokenizers "

@@ -1,4 +1,4 @@
-"""What a repair is worth: the same probes put to the stale, the repaired and the fresh cache, one after another."""
+"""What a repair is worth: what the stale, the repaired and the fresh cache answered to the same probes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvfix import metrics
+from kvfix.pipeline.arms import MAX_NEW, Arm
 from kvfix.pipeline.load import ROOM_ROWS
 from kvfix.probes import Probe, auto_probes, given_probes
 
 if TYPE_CHECKING:
-    import torch
-
-    from kvfix.core import KVCache
     from kvfix.engine import Engine
     from kvfix.pipeline.plan import Change, EditOptions
-
-# positions whose whole distribution is kept for KL: 50 MB an arm with a vocabulary of 200,000
-KL_POSITIONS = 64
-MAX_NEW = 16
-
-
-@dataclass
-class Arm:
-    """The answers of one cache."""
-
-    margins: list[float]
-    logprobs: list[torch.Tensor | None]  # [T, V] at the new answer's positions; KL_POSITIONS in all, None beyond
-    continuations: list[str] | None  # greedy; None: not asked for
 
 
 @dataclass(frozen=True)
@@ -94,39 +79,6 @@ class Quality:
             "flip_rate_kept": metrics.rate(p.flip for p in kept),
             "probes": [asdict(p) for p in self.probes],
         }
-
-
-def ask_arm(engine: Engine, cache: KVCache, probes: Sequence[Probe], *, oracle: bool) -> Arm:
-    """Put the probes to a cache. Distributions and continuations are kept only where an oracle will be asked too."""
-    from kvfix.engine import Continuation
-
-    tried, wanted = [], []
-    for index, probe in enumerate(probes):
-        for side, answer in (("new", probe.new_ids), ("old", probe.old_ids)):
-            if answer:
-                tried.append(Continuation(list(probe.query_ids), list(answer)))
-                wanted.append((index, side))
-    means: dict[tuple[int, str], float] = {}
-    distributions: list[torch.Tensor | None] = [None] * len(probes)
-    budget = KL_POSITIONS if oracle else 0
-    for (index, side), continuation, logprobs in zip(wanted, tried, engine.answer_logprobs(cache, tried), strict=True):
-        means[index, side] = _mean_logprob(logprobs, continuation.answer_ids)
-        if distributions[index] is None and budget > 0:
-            distributions[index] = logprobs[:budget].clone()
-            budget -= min(budget, len(logprobs))
-    margins = [metrics.margin(means.get((n, "new")), means.get((n, "old"))) or 0.0 for n in range(len(probes))]
-    return Arm(margins, distributions, _continuations(engine, cache, probes) if oracle else None)
-
-
-def _mean_logprob(logprobs: torch.Tensor, answer: Sequence[int]) -> float:
-    import torch
-
-    return float(logprobs.gather(1, torch.tensor(answer)[:, None]).mean())
-
-
-def _continuations(engine: Engine, cache: KVCache, probes: Sequence[Probe]) -> list[str]:
-    generated = engine.generate(cache, [list(probe.query_ids) for probe in probes], MAX_NEW)
-    return [engine.text.decode(ids) for ids in generated]
 
 
 def judge(

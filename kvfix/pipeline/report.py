@@ -66,6 +66,7 @@ class EditReport:
         return replace(self, outcome=outcome, reason=reason, **more)
 
     def timing_ms(self) -> dict[str, float | None]:
+        """By step; of a pass that several documents shared, this one's share."""
         ms = self.clock.ms
         times: dict[str, float | None] = {step: ms.get(step) for step in STEPS}
         times["total"] = sum(ms.get(step, 0.0) for step in STEPS) if "recompute" in ms else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvfix.errors import UsageError
 from kvfix.pipeline.failures import failure
+from kvfix.pipeline.packs import REPAIR_ROWS
 from kvfix.pipeline.plan import EditOptions
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class SyncOptions:
     # bytes of rows that are computed or wait to be stored at a time, but for a document that takes more by itself;
     # None: a quarter of the free memory
     memory: int | None = None
+    pack_rows: int = REPAIR_ROWS  # repairs share a pass up to this many rows; 1: one document after another
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -41,6 +43,8 @@ class SyncOptions:
             raise UsageError(f"the share to verify is a number from 0 to 1, not {self.verify_sample:g}")
         if self.order not in ORDERS:
             raise UsageError(f"unknown order {self.order!r}; there are: {', '.join(ORDERS)}")
+        if self.pack_rows < 1:
+            raise UsageError(f"a pass takes a row or more, not {self.pack_rows}")
 
 
 @dataclass(frozen=True)

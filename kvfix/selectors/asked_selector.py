@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvfix.errors import UsageError
+from kvfix.errors import NoQuestionError
 from kvfix.selectors.base import SelectionContext
 from kvfix.selectors.linked_selector import LinkedSelector
 from kvfix.selectors.links import Place, linked_around, outstanding, places_behind
@@ -19,7 +19,8 @@ class AskedSelector(LinkedSelector):
     """For dependent text that shares no word with the edit: pronouns, roles, paraphrases, a chain's second lookup.
 
     Places that hold an edited word come first, then those that stand out in `Evidence.query_contrast`, then the other
-    linked ones. Costs two passes of a question over the stale rows. Raises `UsageError` without a question or a model.
+    linked ones. Costs two passes of a question over the stale rows. Raises `NoQuestionError`, and `UsageError` without
+    a model.
     """
 
     name: ClassVar[str] = "asked"
@@ -29,7 +30,7 @@ class AskedSelector(LinkedSelector):
     def places(self, context: SelectionContext) -> Iterator[tuple[Place, int]]:
         evidence = context.require_evidence(self)
         if not context.query_ids:
-            raise UsageError("selector asked needs a question: give --query, or probes")
+            raise NoQuestionError("selector asked needs a question: give --query, or probes")
         return linked_around(context, self._looked_at(context, evidence.query_contrast(context.query_ids)))
 
     def _looked_at(self, context: SelectionContext, contrast: np.ndarray) -> Iterator[tuple[Place, int]]:

@@ -77,21 +77,6 @@ def _serialise(tensors: dict[str, torch.Tensor], path: Path) -> None:
     os.chmod(path, mode)
 
 
-def forget_pages(mapped: torch.Tensor) -> None:
-    """Drop a mapped tensor's pages from memory, all that lie wholly within it; a courtesy, never an error.
-
-    Only for tensors of `open_segment` that nobody has written to: the file is what their pages are read from.
-    """
-    import ctypes
-    import mmap
-
-    start = -(-mapped.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (mapped.data_ptr() + mapped.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None and hasattr(mmap, "MADV_DONTNEED") and end > start:
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
-
-
 def hash_file(path: Path) -> str:
     """The sha256 of a file's content."""
     whole = hashlib.sha256()

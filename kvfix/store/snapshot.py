@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvfix import pages
 from kvfix.core import RowMap
 from kvfix.store import objects, sources, texts
 from kvfix.store.damage import DamagedFileError
@@ -49,8 +50,8 @@ class Snapshot:
     def release(self) -> None:
         """Let go of the segments' pages in memory; they are read again when they are touched."""
         for segment in self.segments:
-            objects.forget_pages(segment.keys)
-            objects.forget_pages(segment.values)
+            pages.forget(segment.keys)
+            pages.forget(segment.values)
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ VERBS = [
     "doctor",
     "serve",
 ]
+BENCHES = [["bench", name] for name in ("latency", "packed", "store", "items")]
 HEAVY = ["torch", "transformers", "sqlalchemy", "pydantic", "numpy", "safetensors"]
 
 
-@pytest.mark.parametrize("words", [[verb] for verb in VERBS] + [["bench", "latency"], ["bench", "items"]], ids=" ".join)
+@pytest.mark.parametrize("words", [[verb] for verb in VERBS] + BENCHES, ids=" ".join)
 def test_every_verb_shows_grouped_options_defaults_and_an_example(kvfix, words):
     result = kvfix(*words, "--help")
     assert result.code == 0

@@ -1,4 +1,4 @@
-"""kvfix verify, gc, compact, fsck, edit --undo, doctor and bench."""
+"""kvfix verify, gc, compact, fsck, edit --undo and doctor."""
 
 import os
 import re
@@ -314,24 +314,3 @@ def test_doctor_and_a_damaged_store(place, at):
     assert result.code == 6
     assert result.json["store"]["error"]["code"] == "store_damaged"
     assert result.json["model"]["supported"] is True
-
-
-def test_bench_latency(kvfix, monkeypatch):
-    asked = []
-    spread = {"median": 2.0, "p20": 1.0, "p80": 3.0, "best": 1.0}
-    names = ("full_prefill_ms", "suffix_prefill_ms", "recompute_ms", "end_to_end_ms")
-    names += ("speedup_full", "speedup_suffix", "speedup_end_to_end")
-    row = {"context": 64, "k": 8, "span": 1, "max_abs_error_exact": 0.0, **dict.fromkeys(names, spread)}
-    body = {"schema": "kvfix.latency/1", "rows": [row], "device": "cpu", "dtype": "float32"}
-    body["versions"] = {"torch": "2", "threads": 1}
-    monkeypatch.setattr("kvfix.bench.latency.run_latency", lambda *given: asked.append(given) or body)
-    monkeypatch.setattr("kvfix.cli.verb.Run.engine", lambda self: "engine")
-    arguments = ["bench", "latency", "--context", "64,128", "--k", "8", "--span", "1,2", "--rounds", "3"]
-    assert kvfix(*arguments, "--json").json == body
-    assert asked[0][:6] == ("engine", [64, 128], [8], [1, 2], 0.33, 3)
-    assert "x suffix" in kvfix(*arguments).err
-
-
-@pytest.mark.parametrize("given", [["--context", "many"], ["--k", "-1"], ["--span", ""], ["--rounds", "0"]])
-def test_bench_latency_refuses_what_are_no_numbers(kvfix, given):
-    assert kvfix("bench", "latency", *given, "--json").json["error"]["exit_code"] == 2

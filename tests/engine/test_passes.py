@@ -122,6 +122,20 @@ class TestRecompute:
         assert same_bits(jobs[2][0], stale)
 
 
+def test_one_document_is_chunked_as_by_itself_and_several_are_one_pass(gated, monkeypatch):
+    engine = gated("llama")
+    monkeypatch.setattr(engine_module, "CHUNK_ROWS", 8)
+    passes, real = [], engine.compute
+    monkeypatch.setattr(engine, "compute", lambda groups: passes.append(list(map(len, groups))) or real(groups))
+    jobs = [(engine.new_cache(ids_of(20)), np.arange(20)) for _ in range(2)]
+    engine.recompute_many(jobs[:1])
+    assert passes == [[], [8], [8], [4]]
+    passes.clear()
+    engine.recompute_many(jobs)
+    assert passes == [[20, 20]]
+    assert deviation(jobs[0][0], jobs[1][0]) <= CACHE
+
+
 def test_no_rows_change_nothing(gated):
     engine = gated("llama")
     cache = engine.prefill(ids_of(20))

@@ -172,8 +172,8 @@ def writes(monkeypatch, alter):
     """Let every pass write other keys than it computed."""
     real = cache.scatter_kv
 
-    def scatter(pack, layer, keys, values):
-        real(pack, layer, alter(pack, layer, keys), values)
+    def scatter(pack, layer, keys, values, **how):
+        real(pack, layer, alter(pack, layer, keys), values, **how)
 
     monkeypatch.setattr(cache, "scatter_kv", scatter)
 

@@ -15,7 +15,7 @@ from kvfix.errors import UsageError
 from kvfix.ops import backend, positional_attention
 from kvfix.ops.backend import dispatch
 
-CPU, CUDA = torch.zeros(1), SimpleNamespace(is_cuda=True, device="cuda:0")
+CPU, CUDA = torch.zeros(1), SimpleNamespace(is_cuda=True, device="cuda:0", get_device=lambda: -1)
 
 
 def kernel() -> str:
@@ -56,6 +56,26 @@ def test_the_environment_is_asked_where_the_call_leaves_it_open(monkeypatch, cho
     monkeypatch.setenv("KVFIX_OPS", choice)
     assert dispatch("op", None, CUDA, kernel, plain) == taken
     assert dispatch("op", "triton", CUDA, kernel, plain) == "kernel"
+
+
+@pytest.mark.parametrize("choice", ["auto", "triton"])
+def test_kernels_run_on_the_device_of_their_tensors(monkeypatch, choice):
+    """Triton launches on the current one: with a second GPU that would be another than the model's."""
+    current = []
+
+    class OnDevice:
+        def __init__(self, tensor) -> None:
+            self.tensor = tensor
+
+        def __enter__(self) -> None:
+            current.append(self.tensor)
+
+        def __exit__(self, *args: object) -> None:
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", OnDevice)
+    assert dispatch("op", choice, CUDA, lambda: list(current), plain) == [CUDA]
+    assert current == []
 
 
 def test_an_unknown_choice_is_named(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfix.pipeline.clock import Clock, Deadline
+from kvfix.pipeline.clock import Clock, Deadline, shared
 
 
 @pytest.fixture
@@ -48,6 +48,28 @@ def test_a_step_that_fails_is_timed(clock):
     with pytest.raises(ZeroDivisionError):
         fail(times, now)
     assert times.ms == {"select": 0.0, "load": 1000.0}
+
+
+@pytest.mark.parametrize(("weights", "parts"), [((1, 3, 0), (1000.0, 3000.0, 0.0)), ((0, 0), (2000.0, 2000.0))])
+def test_a_shared_step_is_given_out_by_weight(clock, weights, parts):
+    _, now = clock
+    clocks = [Clock({"load": 5.0, "recompute": 7.0}) for _ in weights]
+    with shared("recompute", list(zip(clocks, weights, strict=True))):
+        now[0] += 4
+    assert [each.ms for each in clocks] == [{"load": 5.0, "recompute": 7.0 + part} for part in parts]
+
+
+def fail_shared(times: Clock, now: list[float]) -> None:
+    with shared("recompute", [(times, 1)]):
+        now[0] += 1
+        raise ZeroDivisionError
+
+
+def test_a_shared_step_that_fails_is_timed(clock):
+    times, now = clock
+    with pytest.raises(ZeroDivisionError):
+        fail_shared(times, now)
+    assert times.ms == {"recompute": 1000.0}
 
 
 def test_a_deadline_passes_once_and_none_never_does(monkeypatch):

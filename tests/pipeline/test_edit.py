@@ -379,13 +379,16 @@ class TestFailure:
         assert built.store.snapshot(after).text == SAME
 
     def test_tokens_that_a_newer_tokenizer_would_not_give(self, built, monkeypatch):
-        before, real = built.head(), built.engine.text.encode
+        before, real = built.head(), built.engine.text.encode_all
+
+        def newer(*texts):
+            return [
+                encoding._replace(token_ids=encoding.token_ids + (text == TEXT))
+                for text, encoding in zip(texts, real(*texts), strict=True)
+            ]
+
         with monkeypatch.context() as patch:
-            patch.setattr(
-                built.engine.text,
-                "encode",
-                lambda text: real(text)._replace(token_ids=real(text).token_ids + (text == TEXT)),
-            )
+            patch.setattr(built.engine.text, "encode_all", newer)
             with pytest.raises(ModelMismatchError, match="gives other tokens than when it was built"):
                 built.edit(SAME)
         self.unharmed(built, before)
@@ -462,7 +465,9 @@ class TestNormalUse:
         passes = []
         real = desk.engine.run_pass
         monkeypatch.setattr(
-            desk.engine, "run_pass", lambda this: passes.append(sum(map(len, this.groups))) or real(this)
+            desk.engine,
+            "run_pass",
+            lambda this, ends=None: passes.append(sum(map(len, this.groups))) or real(this, ends),
         )
         report = desk.edit(EDITS["growing"], k=5, verify=False)
         assert passes == [len(report.plan.positions)]

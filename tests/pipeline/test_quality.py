@@ -10,9 +10,10 @@ import torch
 from kvfix.engine import Continuation
 from kvfix.engine.gate import deviation
 from kvfix.errors import LowQualityError
-from kvfix.pipeline import edit as edit_module
 from kvfix.pipeline import quality
-from kvfix.pipeline.quality import Arm, Quality, judge
+from kvfix.pipeline import repair as repair_module
+from kvfix.pipeline.arms import Arm
+from kvfix.pipeline.quality import Quality, judge
 from kvfix.probes import GivenProbe, Probe
 from tests.pipeline.desk import EDITS, TEXT, equal
 from tests.tolerances import CACHE, NATS
@@ -220,7 +221,7 @@ def low(monkeypatch):
             found = judge(probes, *arms, **facts)
             return replace(found, probes=tuple(replace(p, mr=mr) for p in found.probes))
 
-        monkeypatch.setattr(edit_module, "judge", judged)
+        monkeypatch.setattr(repair_module, "judge", judged)
 
     set_to(0.2)
     return set_to
@@ -296,11 +297,9 @@ class TestEscalate:
 
         def set_to(until, **worse):
             sizes = []
-            real = edit_module._Repair._recompute
+            real = repair_module.Repair.streamed
             monkeypatch.setattr(
-                edit_module._Repair,
-                "_recompute",
-                lambda self, plan: sizes.append(len(plan.positions)) or real(self, plan),
+                repair_module.Repair, "streamed", lambda self: sizes.append(len(self.plan.positions)) or real(self)
             )
 
             def judged(probes, *arms, **facts):
@@ -308,7 +307,7 @@ class TestEscalate:
                 said = worse if sizes[-1] < until else {"mr": 1.0, "prefers_new": True}
                 return replace(found, probes=tuple(replace(p, **said) for p in found.probes))
 
-            monkeypatch.setattr(edit_module, "judge", judged)
+            monkeypatch.setattr(repair_module, "judge", judged)
             return sizes
 
         return set_to
@@ -375,12 +374,12 @@ class TestEscalate:
 
 class TestWarnings:
     def test_what_nobody_should_overlook(self):
-        from kvfix.pipeline.edit import _warnings
+        from kvfix.pipeline.verdict import warnings_of
 
         arms = [Arm(margins, [None] * 2, None) for margins in ([-1.0, 1.0], [-0.5, 0.0], [2.0, 1.0])]
-        said = _warnings(judge([PROBE] * 2, *arms))
+        said = warnings_of(judge([PROBE] * 2, *arms))
         assert said == [
             "on 1 of 2 probes the repaired cache still prefers the old text",
             "on 1 of 2 probes the repaired cache is worse than the stale one",
         ]
-        assert _warnings(judge([PROBE], arm(1.0), arm(0.0), arm(1.0))) == []
+        assert warnings_of(judge([PROBE], arm(1.0), arm(0.0), arm(1.0))) == []

@@ -387,7 +387,12 @@ class TestOrder:
         assert desk.store.verify() == []
 
     @pytest.mark.parametrize(
-        "wrong", [{"order": "colour"}, {"verify_sample": 1.5}, {"verify_sample": -0.1}, {"verify_sample": float("nan")}]
+        "wrong",
+        [
+            {"order": "colour"},
+            {"pack_rows": 0},
+            *({"verify_sample": share} for share in (1.5, -0.1, float("nan"))),
+        ],
     )
     def test_options_that_make_no_sense(self, wrong):
         with pytest.raises(UsageError):
@@ -418,15 +423,15 @@ class TestSample:
     def test_a_low_mr_is_escalated_and_told(self, desk, monkeypatch):
         from dataclasses import replace
 
-        from kvfix.pipeline import edit as edit_module
+        from kvfix.pipeline import repair as repair_module
 
-        real = edit_module.judge
+        real = repair_module.judge
 
         def low(*arms, **facts):
             found = real(*arms, **facts)
             return replace(found, probes=tuple(replace(p, mr=0.3) for p in found.probes))
 
-        monkeypatch.setattr(edit_module, "judge", low)
+        monkeypatch.setattr(repair_module, "judge", low)
         desk.build(TEXT, TEXT + "b")
         write(desk, a=NEW, b=NEW + "b")
         tally = Tally(0.9)
@@ -617,18 +622,18 @@ class TestMemory:
         desk.build(TEXT, TEXT + "b")
         write(desk, a=NEW, b=NEW + "b")
         begun, overlapped = threading.Event(), []
-        compute, commit = model_module.compute_change, desk.store.commit_patch
+        compute, commit = model_module.recomputed, desk.store.commit_patch
 
-        def computes(engine, store, change, *args):
-            if change.document.doc_id == "b.md":
+        def computes(repairs):
+            if repairs[-1].record.doc_id == "b.md":
                 begun.set()
-            return compute(engine, store, change, *args)
+            return compute(repairs)
 
         def commits(*args):
             overlapped.append(begun.wait(0.3))
             return commit(*args)
 
-        monkeypatch.setattr(model_module, "compute_change", computes)
+        monkeypatch.setattr(model_module, "recomputed", computes)
         monkeypatch.setattr(desk.store, "commit_patch", commits)
         assert outcomes(run(desk, memory=1)) == {"a.md": "repaired", "b.md": "repaired"}
         assert overlapped == [False, True]
@@ -640,11 +645,11 @@ class TestBehind:
         desk.build(TEXT, TEXT + "b")
         write(desk, a=NEW, b=NEW + "b")
         begun = threading.Event()
-        compute, commit = model_module.compute_change, desk.store.commit_patch
+        compute, commit = model_module.recomputed, desk.store.commit_patch
 
-        def computed(engine, store, change, *args):
-            done = compute(engine, store, change, *args)
-            if change.document.doc_id == "b.md":
+        def computed(repairs):
+            done = compute(repairs)
+            if repairs[-1].record.doc_id == "b.md":
                 begun.set()
             return done
 
@@ -652,9 +657,9 @@ class TestBehind:
             assert begun.wait(20), "the model waited for the disk"
             return commit(document, *args)
 
-        monkeypatch.setattr(model_module, "compute_change", computed)
+        monkeypatch.setattr(model_module, "recomputed", computed)
         monkeypatch.setattr(desk.store, "commit_patch", commits)
-        assert outcomes(run(desk)) == {"a.md": "repaired", "b.md": "repaired"}
+        assert outcomes(run(desk, pack_rows=1)) == {"a.md": "repaired", "b.md": "repaired"}
         assert desk.store.verify() == []
 
     def test_a_failed_commit_is_one_documents_business(self, desk, monkeypatch):

@@ -27,7 +27,8 @@ def packed_attention(
     """Attention output `[M, Hq, Dv]` of a pack's rows over one layer of their own documents.
 
     A row sees the keys of its part at positions (position - window, position]; attention sinks take a share of the
-    softmax. Scores and sums are fp32. `backend`: see `kvfix.ops.backend.dispatch`.
+    softmax. Sums are fp32, and so are scores but in PyTorch's code for softcaps and sinks. `backend`: see
+    `kvfix.ops.backend.dispatch`.
     """
     rules: dict[str, Any] = {"scaling": scaling, "window": window, "softcap": softcap, "sinks": sinks}
 

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from kvfix.ops.backend import interpreted
 from kvfix.ops.packing import Pack
-from kvfix.ops.positional_attention.tiles import Tiling, Work, choose_tiling, share_out
+from kvfix.ops.positional_attention.plans import Call, plan_of
+from kvfix.ops.positional_attention.tiles import Tiling
 
 LOG2_E = math.log2(math.e)
 JOIN_ROWS = 8
@@ -30,14 +31,15 @@ def _tanh(x):
 
 @triton.jit
 def _finish(acc, peak, total, sinks, heads, live, SINKS: tl.constexpr):
-    """Weighted values over their weights; attention sinks take a share without a value."""
+    """Weighted values over their weights, 0 for a row that saw nothing; sinks take a share without a value."""
     if SINKS:
         sink = tl.load(sinks + heads, mask=live, other=0.0).to(tl.float32) * 1.4426950408889634
         top = tl.maximum(peak, sink)
         fade = tl.exp2(peak - top)
         total = total * fade + tl.exp2(sink - top)
         acc = acc * fade[:, None]
-    return acc / tl.where(live, total, 1.0)[:, None]
+    # NaN is not 0, and stays
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -203,18 +205,6 @@ def _join(
     tl.store(out + o_at, acc.to(out.dtype.element_ty), mask=o_mask)
 
 
-class Plan:
-    """One kind of call of a pack - a window, a tiling - with its work on the device; layers share it."""
-
-    def __init__(self, pack: Pack, work: Work, tiling: Tiling, num_heads: int, block_value_dim: int) -> None:
-        device = pack.parts[0].keys.device
-        sent = torch.from_numpy(work.items).to(device), torch.from_numpy(work.tiles).to(device)
-        self.items, self.tiles = sent
-        self.tiling, self.split = tiling, work.split
-        num_cells = len(work.items) * num_heads * tiling.block_rows if work.split else 0
-        self.partial = torch.empty(num_cells * (block_value_dim + 2), device=device)
-
-
 def packed_attention_kernel(
     query: torch.Tensor,  # [Hq, M, D]
     pack: Pack,
@@ -235,7 +225,7 @@ def packed_attention_kernel(
     _check(query, first.keys, first.values)
     groups, num_rows = query.shape[0] // num_heads, query.shape[1]
     block_dim, block_value_dim = (max(16, triton.next_power_of_2(d)) for d in (dim, value_dim))
-    plan = _plan(pack, groups, num_heads, window, tiling, block_value_dim)
+    plan = plan_of(pack, Call(groups, num_heads, window, block_value_dim), tiling)
     out = torch.empty(num_rows, query.shape[0], value_dim, dtype=query.dtype, device=query.device)
     shared = {
         "GROUPS": groups,
@@ -287,21 +277,3 @@ def _check(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Non
         raise ValueError(f"query, keys and values differ in dtype: {query.dtype}, {keys.dtype}, {values.dtype}")
     if max(keys.shape[3], values.shape[3]) > MAX_DIM:
         raise ValueError(f"head dims {keys.shape[3]} and {values.shape[3]}; the kernel takes at most {MAX_DIM}")
-
-
-def _plan(
-    pack: Pack, groups: int, num_heads: int, window: int | None, tiling: Tiling | None, block_value_dim: int
-) -> Plan:
-    key = (groups, window, tiling)
-    if key not in pack.kept:
-        chosen = tiling or _tiling_for(pack, groups)
-        work = share_out(pack, groups, num_heads, window, chosen)
-        pack.kept[key] = Plan(pack, work, chosen, num_heads, block_value_dim)
-    return pack.kept[key]
-
-
-def _tiling_for(pack: Pack, groups: int) -> Tiling:
-    keys, values = pack.parts[0].keys, pack.parts[0].values
-    processors = torch.cuda.get_device_properties(keys.device).multi_processor_count if keys.is_cuda else 4
-    num_cells = max(len(part.positions) for part in pack.parts) * groups
-    return choose_tiling(num_cells, max(keys.shape[3], values.shape[3]), keys.element_size(), processors)

@@ -22,7 +22,7 @@ def _scatter(
     values,  # [l, H, M, Dv]
     documents,  # [parts, 9] int64
     part_of_row,  # [M] int64
-    slots,  # [M] int64
+    slots,  # [M] int64; -1: nowhere
     layer,
     num_heads,
     key_layer,
@@ -45,7 +45,7 @@ def _scatter(
     row, nth = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     document = documents + tl.load(part_of_row + row) * 9
     slot = tl.load(slots + row)
-    live = tl.arange(0, BLOCK_HEADS) < num_heads
+    live = (tl.arange(0, BLOCK_HEADS) < num_heads) & (slot >= 0)
 
     place = (layer + nth) * tl.load(document + 2) + slot * tl.load(document + 4)
     target = tl.load(document).to(tl.pointer_type(keys.dtype.element_ty)) + tl.multiple_of(place, ALIGNMENT)
