@@ -67,7 +67,7 @@ def recomputed(repairs: Sequence[Repair]) -> list[tuple[Patch, Arm]]:
         with shared("recompute", [(repair.clock, len(repair.plan.positions)) for repair in repairs]):
             engine.recompute_many([(c, repair.plan.positions) for c, repair in zip(caches, repairs, strict=True)])
             patches = [Patch.of(cache, repair.plan) for cache, repair in zip(caches, repairs, strict=True)]
-    askings = [repair.asking(cache) for cache, repair in zip(caches, repairs, strict=True)]
+    askings = [repair.asking(cache, patch) for repair, cache, patch in zip(repairs, caches, patches, strict=True)]
     with shared("probes", [(r.clock, asking.num_tokens) for r, asking in zip(repairs, askings, strict=True)]):
         return list(zip(patches, ask_arms(engine, askings), strict=True))
 
@@ -97,17 +97,27 @@ class Repair:
             self.stale = self._ask(load_cache(self.engine, self.change.snapshot, self.room))
 
     def streamed(self) -> StreamedCache:
-        """A cache that brings the rows which the plan reads, aligned, to the pass; with room for the probes."""
+        """A cache that brings the rows which the plan reads, aligned, to the pass."""
         rows, snapshot = self.change.snapshot.rows.realigned(self.plan.source()), self.change.snapshot
         stored = StoredRows(self.engine, rows, snapshot, self.clock)
-        room = self.room if self.probes else None
-        return streamed(stored, self.change.new.token_ids, self.plan.positions, room)
+        return streamed(stored, self.change.new.token_ids, self.plan.positions, self.room, whole=self._writes_out)
 
-    def asking(self, cache: StreamedCache) -> Asking:
-        """The probes for a cache whose plan is carried out; if there are any, the rows behind are read."""
+    @property
+    def _writes_out(self) -> bool:
+        """Whether answers are decoded token by token, to be compared with an oracle's."""
+        return self.options.verify and bool(self.probes)
+
+    @property
+    def held_rows(self) -> int:
+        """Rows that are in memory at most: of a patch and, unless its layers take turns, of the cache."""
+        num_rows, two_layers = self.change.diff.num_new, -(-2 * self.change.diff.num_new // self.change.num_layers)
+        return num_rows + (num_rows if self._writes_out else two_layers)
+
+    def asking(self, cache: StreamedCache, patch: Patch) -> Asking:
+        """The probes for a cache whose plan is carried out."""
         if self.probes:
             with self.clock("probes"):
-                cache.complete()
+                cache = cache.asked(self.room, patch)
         return Asking(cache, self.probes, self.options.verify)
 
     # ---- behind it

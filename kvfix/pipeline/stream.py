@@ -1,16 +1,17 @@
 """Streaming: the stored rows that a repair sees, brought layer by layer as its pass goes through the model.
 
-On the CPU a layer is read when the pass comes to it; where nothing is asked of the repaired cache afterwards, all
-layers take turns in the memory of one. On a GPU a thread reads ahead into pinned memory, and a stream of its own copies
-and turns the rows.
+On the CPU a layer is read when the pass comes to it, and all layers take turns in the memory of one; those of a whole
+cache stay where one is needed, since text is generated behind it. On a GPU a thread reads ahead into pinned memory, and
+a stream of its own copies and turns the rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -31,6 +32,13 @@ LAYERS_KEPT = 8
 LAYERS_AHEAD = 2
 
 
+class Computed(align.Rows, Protocol):
+    """Rows that a pass has computed."""
+
+    @property
+    def positions(self) -> np.ndarray: ...  # [M]
+
+
 @dataclass(frozen=True)
 class StoredRows:
     """The rows of a version to come, as they are stored: where each is, and how its key turns."""
@@ -39,6 +47,16 @@ class StoredRows:
     rows: RowMap
     snapshot: Snapshot
     clock: Clock = field(default_factory=Clock)
+    computed: align.Rows | None = None  # rows that are not stored yet, as the segment after the last
+
+    @property
+    def segments(self) -> Sequence[align.Rows]:
+        return self.snapshot.segments if self.computed is None else (*self.snapshot.segments, self.computed)
+
+    def overlaid(self, positions: np.ndarray, computed: align.Rows) -> StoredRows:
+        """The rows with those at `positions` as they have been computed; their reading is counted nowhere."""
+        rows = self.rows.overlaid(positions, len(self.snapshot.segments))
+        return StoredRows(self.engine, rows, self.snapshot, computed=computed)
 
     def read(self, cache: KVCache, layer: int, start: int = 0, end: int | None = None) -> None:
         """Gather rows `[start, end)` of a layer into the cache and turn what has moved, in place.
@@ -48,7 +66,7 @@ class StoredRows:
         """
         one = slice(layer, layer + 1)
         with self.clock("load"):
-            align.gather(cache, self.rows, self.snapshot.segments, start, end, one)
+            align.gather(cache, self.rows, self.segments, start, end, one)
         with self.clock("align"):
             align.turn(cache, self.rows, self.engine.rotations, start, end, one)
         if layer % LAYERS_KEPT == LAYERS_KEPT - 1 or layer == cache.num_layers - 1:
@@ -60,18 +78,21 @@ class StoredRows:
             self.read(cache, layer, start)
 
 
-def streamed(stored: StoredRows, token_ids: np.ndarray, positions: np.ndarray, room: int | None) -> StreamedCache:
+def streamed(
+    stored: StoredRows, token_ids: np.ndarray, positions: np.ndarray, room: int, *, whole: bool
+) -> StreamedCache:
     """A cache for a pass over rows `positions`, which sees the rows up to the last of them.
 
-    With `room` rows behind, for questions; None: nothing will be asked of it.
+    Questions behind it may take `room` rows; all layers stay in memory where it is to be `whole`, more than one pass
+    is made or a GPU computes.
     """
     engine = stored.engine
     end = int(positions[-1]) + 1 if len(positions) else 0
     if engine.device.type == "cuda":
-        return AheadCache(stored, token_ids, room or 0, end, Lane(engine.device))
-    if room is None and end and engine.takes_one_pass(len(token_ids), len(positions)):
-        return PassingCache(stored, token_ids, positions)
-    return StreamedCache(stored, token_ids, room or 0, end)
+        return AheadCache(stored, token_ids, room, end, Lane(engine.device))
+    if whole or not engine.takes_one_pass(len(token_ids), len(positions)):
+        return StreamedCache(stored, token_ids, room, end)
+    return PassingCache(stored, token_ids, 0, end, positions)
 
 
 class StreamedCache(KVCache):
@@ -103,11 +124,12 @@ class StreamedCache(KVCache):
         self.stored.read(self, layer, 0, self.end)
         self.num_ready = layer + 1
 
-    def complete(self) -> None:
-        """Read what no pass has asked for: whole layers, and the rows behind `end`."""
+    def asked(self, room: int, computed: Computed) -> StreamedCache:
+        """The whole cache, the rows that a pass has `computed` in it, with `room` rows behind for questions."""
         for layer in range(self.num_layers):
             self.ready(layer)
         self.stored.read_all(self, self.end)
+        return self
 
     def taken(self, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the keys and values of these rows, `[L, H, M, D]` on the CPU."""
@@ -116,34 +138,47 @@ class StreamedCache(KVCache):
 
 
 class PassingCache(StreamedCache):
-    """The rows `[0, end)` of one layer after another in the same memory: for one pass over rows `positions`.
+    """The rows `[0, end)` of one layer after another in the same memory, anew for every pass.
 
-    Those are kept as they are computed. No row can be asked anything afterwards.
+    Of rows `positions`, copies are kept as a pass computes them. Questions can be put to it, a pass each; what is
+    decoded token by token would read every layer once a token.
     """
 
-    def __init__(self, stored: StoredRows, token_ids: np.ndarray, positions: np.ndarray) -> None:
-        super().__init__(stored, token_ids, 0, int(positions[-1]) + 1)
-        self.positions = positions
-        self._taken = [t.new_empty(*t.shape[:2], len(positions), t.shape[3]) for t in (self.keys, self.values)]
+    def __init__(
+        self, stored: StoredRows, token_ids: np.ndarray, room: int, end: int, positions: np.ndarray | None = None
+    ) -> None:
+        super().__init__(stored, token_ids, room, end)
+        self.positions = np.empty(0, np.int64) if positions is None else positions
+        self._present = -1
+        self._taken = [t.new_empty(*t.shape[:2], len(self.positions), t.shape[3]) for t in (self.keys, self.values)]
 
     def _allocate(self, stored: StoredRows, token_ids: np.ndarray, room: int, end: int) -> KVCache:
         tensors = []
-        for like in (stored.snapshot.segments[0].keys, stored.snapshot.segments[0].values):
+        for like in (stored.segments[0].keys, stored.segments[0].values):
             layers, heads, _, dim = like.shape
-            tensors.append(like.new_empty(1, heads, end, dim, device=stored.engine.device).expand(layers, -1, -1, -1))
+            one = like.new_empty(1, heads, end + room, dim, device=stored.engine.device)
+            one[:, :, end:] = 0
+            tensors.append(one.expand(layers, -1, -1, -1))
         return KVCache(tensors[0], tensors[1], token_ids, stored.rows.origin.copy())
 
-    def written(self, layer: int) -> None:
-        for taken, tensor in zip(self._taken, (self.keys, self.values), strict=True):
-            taken[layer] = tensor[layer][:, self.positions]
+    def ready(self, layer: int) -> None:
+        if layer != self._present:
+            self.stored.read(self, layer, 0, self.end)
+            self._present = layer
 
-    def complete(self) -> None:
-        raise ValueError("the layers of this cache have gone by")
+    def written(self, layer: int) -> None:
+        if len(self.positions):
+            for taken, tensor in zip(self._taken, (self.keys, self.values), strict=True):
+                taken[layer] = tensor[layer][:, self.positions]
+
+    def asked(self, room: int, computed: Computed) -> StreamedCache:
+        stored = self.stored.overlaid(computed.positions, computed)
+        return PassingCache(stored, self.token_ids, room, len(self.token_ids))
 
     def taken(self, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         if not np.array_equal(positions, self.positions):
             raise ValueError("only the rows of the pass were kept")
-        keys, values = (taken.cpu() for taken in self._taken)
+        keys, values = self._taken
         return keys, values
 
 
@@ -212,7 +247,7 @@ class AheadCache(StreamedCache):
         stored, staged, one = self.stored, self._staged[layer % LAYERS_AHEAD], slice(layer, layer + 1)
         if layer >= LAYERS_AHEAD:
             self._marks[layer - LAYERS_AHEAD].synchronize()
-        align.gather(staged, stored.rows, stored.snapshot.segments, 0, self.end, one)
+        align.gather(staged, stored.rows, stored.segments, 0, self.end, one)
         with self._lane.entered():
             for mine, theirs in ((self.keys, staged.keys), (self.values, staged.values)):
                 mine[layer, :, : self.end].copy_(theirs[layer], non_blocking=True)

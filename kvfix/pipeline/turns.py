@@ -45,8 +45,7 @@ class Changed:
 
     @property
     def held_rows(self) -> int:
-        """The whole cache, and at most as many rows of a patch."""
-        return 2 * self.repair.change.diff.num_new
+        return self.repair.held_rows
 
     def synced(self, recomputed: tuple[Patch, Arm]) -> Computed[Synced]:
         """How to store what a pass has given, after it was judged."""

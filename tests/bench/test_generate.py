@@ -31,7 +31,10 @@ class Words:
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
 
-    def __call__(self, text: str, **settings: bool) -> dict:
+    def __call__(self, text: str | list[str], **settings: bool) -> dict:
+        if isinstance(text, list):
+            single = [self(one) for one in text]
+            return {name: [one[name] for one in single] for name in ("input_ids", "offset_mapping")}
         found = list(re.finditer(r" ?\w+|.", text, re.DOTALL))
         return {
             "input_ids": [self.ids.setdefault(match[0], len(self.ids)) for match in found],

@@ -10,8 +10,10 @@ import torch
 from kvfix.engine import Engine
 from kvfix.engine.gate import deviation
 from kvfix.errors import DocumentError, ModelMismatchError, NonFiniteError, StoreBusyError, UsageError
+from kvfix.pipeline import repair
 from kvfix.pipeline.edit import edit
 from kvfix.pipeline.plan import EditOptions
+from kvfix.pipeline.stream import streamed
 from tests.pipeline.desk import EDITS, TEXT, equal, spied
 from tests.tolerances import CACHE
 
@@ -353,7 +355,9 @@ class TestFailure:
 
         def recompute(cache, positions, **kwargs):
             real(cache, positions, **kwargs)
-            getattr(cache, tensor)[-1, 0, positions[-1], 0] = bad
+            rows = dict(zip(("keys", "values"), cache.taken(positions), strict=True))
+            rows[tensor][-1, 0, -1, 0] = bad
+            cache.taken = lambda positions: tuple(rows.values())
 
         with monkeypatch.context() as patch:
             patch.setattr(built.engine, "recompute", recompute)
@@ -474,6 +478,8 @@ class TestNormalUse:
 
     def test_the_stored_cache_is_the_one_that_was_judged(self, desk, monkeypatch):
         desk.build(TEXT)
+        # all layers are there to be compared
+        monkeypatch.setattr(repair, "streamed", lambda *stored, whole: streamed(*stored, whole=True))
         caches = spied(desk.engine, monkeypatch)
         report = desk.edit(EDITS["several spans"], k=5, strategy="repair", verify=False)
         (judged,) = caches

@@ -40,8 +40,8 @@ def history(seed: int, num_edits: int) -> list[str]:
 def test_loading_gives_what_was_in_memory(desk_of, monkeypatch, name, seed, num_edits):
     desk = desk_of(name)
     desk.build(TEXT)
-    # also where no question follows, all layers are there to be compared
-    monkeypatch.setattr(repair, "streamed", lambda stored, ids, rows, room: streamed(stored, ids, rows, room or 0))
+    # all layers are there to be compared
+    monkeypatch.setattr(repair, "streamed", lambda *stored, whole: streamed(*stored, whole=True))
     caches = spied(desk.engine, monkeypatch)
     kinds, patches = set(), []
     for text in history(seed, num_edits):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from kvfix import align
 from kvfix.engine.gate import deviation
 from kvfix.errors import NonFiniteError, StoreNotWritableError, UsageError
 from kvfix.pipeline import repair as repair_module
 from kvfix.pipeline.changes import Walk, source_at
 from kvfix.pipeline.packs import Limits, together
 from kvfix.pipeline.plan import EditOptions
+from kvfix.pipeline.stream import PassingCache
 from kvfix.pipeline.sync import SyncOptions, sync
 from tests.pipeline.desk import EDITS, TEXT, equal
 from tests.tolerances import CACHE, NATS
@@ -268,7 +268,9 @@ class TestRepairs:
         """The second pass waits for room until the first one's documents are stored."""
         edited(desk, *[NEW] * 4)
         sources = [source_at(desk.corpus, desk.store, Walk())]
-        memory = 4 * len(desk.fresh(NEW + "0")) * desk.engine.row_bytes
+        num_rows = len(desk.fresh(NEW + "0"))
+        # of two documents: a patch of as many rows, and two of the layers
+        memory = 2 * (num_rows + -(-2 * num_rows // desk.engine.shape.layers)) * desk.engine.row_bytes
         options = SyncOptions(edit=K, verify_sample=0.0, memory=memory)
         under_way = sync(lambda: desk.engine, desk.store, sources, options, Walk())
         assert next(under_way).doc_id == "a.md"
@@ -302,7 +304,9 @@ class TestFailures:
             real(jobs)
             for cache, positions in jobs:
                 if cache.token_ids[-1] == last:
-                    cache.keys[-1, 0, positions[-1], 0] = torch.nan
+                    keys, values = cache.taken(positions)
+                    keys[-1, 0, -1, 0] = torch.nan
+                    cache.taken = lambda positions, rows=(keys, values): rows
 
         monkeypatch.setattr(desk.engine, "recompute_many", spoils)
         one = self.others(run(desk))
@@ -385,20 +389,21 @@ class TestMemory:
 
     def test_where_the_caches_are_made(self, desk, monkeypatch):
         edited(desk, *[NEW] * 4)
-        made, most, real = [], [0], align.allocate
+        made, most, real = [], [0], PassingCache._allocate
 
         def allocate(*args):
             alive = sum(reference() is not None for reference in made)
-            if alive == 2:
+            if alive == 4:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             cache = real(*args)
             made.append(weakref.ref(cache.keys))
             most[0] = max(most[0], alive + 1)
             return cache
 
-        monkeypatch.setattr(align, "allocate", allocate)
+        monkeypatch.setattr(PassingCache, "_allocate", allocate)
         assert list(outcomes(run(desk)).values()) == ["repaired"] * 4
-        assert (len(made), most) == (2 + 4, [2])
+        # four for the rows, none for the questions; then each document's two
+        assert (len(made), most) == (4 + 2 * 4, [4])
 
     @pytest.mark.parametrize("most", [0, 1])
     def test_one_alone(self, desk, monkeypatch, most):

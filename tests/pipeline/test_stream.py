@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from kvfix import align
+from kvfix.engine import Continuation
 from kvfix.engine import engine as engine_module
 from kvfix.pipeline import stream
 from kvfix.pipeline.clock import Clock
 from kvfix.pipeline.plan import EditOptions, compare, plan_repair
+from kvfix.pipeline.repair import Patch
 from kvfix.pipeline.stream import AheadCache, PassingCache, StoredRows, StreamedCache, streamed
 from tests.pipeline.desk import EDITS, TEXT
 
@@ -61,6 +63,10 @@ def layerwise(stored, token_ids, positions):
     return StreamedCache(stored, token_ids, 0, int(positions[-1]) + 1)
 
 
+def passing(stored, token_ids, positions):
+    return PassingCache(stored, token_ids, 0, int(positions[-1]) + 1, positions)
+
+
 def planned(desk, text, **options):
     """What a repair of the head to a text reads: stored rows, token ids, positions."""
     options = EditOptions(strategy="repair", **options)
@@ -76,7 +82,7 @@ def computed(make, stored, token_ids, positions):
         return cache.taken(positions)
 
 
-@pytest.fixture(params=[layerwise, PassingCache, ahead])
+@pytest.fixture(params=[layerwise, passing, ahead])
 def make(request):
     return request.param
 
@@ -107,26 +113,47 @@ def test_behind_earlier_edits(desk, make):
 
 
 @pytest.mark.parametrize("make", [layerwise, ahead])
-def test_completed_it_is_the_whole_cache(desk, make):
+def test_asked_it_is_the_whole_cache(desk, make):
     desk.build(TEXT)
     what = planned(desk, EDITS["growing"], k=4)
     cache = upfront(*what)
     desk.engine.recompute(cache, what[2])
-    with make(*what) as streamed_cache:
-        desk.engine.recompute(streamed_cache, what[2])
-        streamed_cache.complete()
-    assert torch.equal(streamed_cache.keys, cache.keys)
-    assert torch.equal(streamed_cache.values, cache.values)
-    assert np.array_equal(streamed_cache.origin, np.arange(len(cache)))
+    with make(*what) as made:
+        desk.engine.recompute(made, what[2])
+        whole = made.asked(0, None)
+    assert torch.equal(whole.keys, cache.keys)
+    assert torch.equal(whole.values, cache.values)
+    assert np.array_equal(whole.origin, np.arange(len(cache)))
 
 
 @pytest.mark.parametrize("make", [layerwise, ahead])
-def test_completed_without_a_pass(desk, make):
+def test_asked_without_a_pass(desk, make):
     desk.build(TEXT)
     what = planned(desk, EDITS["growing"], k=4)
-    with make(*what) as cache:
-        cache.complete()
-    assert torch.equal(cache.keys, upfront(*what).keys)
+    with make(*what) as made:
+        whole = made.asked(0, None)
+    assert torch.equal(whole.keys, upfront(*what).keys)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_questions_get_the_same_answers_where_layers_go_by(desk_of, model):
+    """Several of them, behind one another in the room, in one pass and in several."""
+    desk = desk_of(model)
+    desk.build(TEXT)
+    desk.edit(EDITS["shrinking"], k=6, verify=False, strategy="repair")
+    stored, ids, positions = planned(desk, EDITS["several spans"], k=6)
+    rng = np.random.default_rng(0)
+    tried = [Continuation(list(rng.integers(5, 300, 6)), list(rng.integers(5, 300, n))) for n in (1, 3, 2, 4)]
+    cache = streamed(stored, ids, positions, 16, whole=True)
+    desk.engine.recompute(cache, positions)
+    expected = list(desk.engine.answer_logprobs(cache.asked(16, None), tried))
+    made = streamed(stored, ids, positions, 16, whole=False)
+    desk.engine.recompute(made, positions)
+    patch = Patch(positions, stored.rows.row, *made.taken(positions))
+    answers = list(desk.engine.answer_logprobs(made.asked(16, patch), tried))
+    assert type(made) is PassingCache
+    for mine, theirs in zip(answers, expected, strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_nothing_behind_the_last_row_is_read(desk, make, monkeypatch):
@@ -157,21 +184,19 @@ def test_several_passes_read_once(desk, monkeypatch):
     assert read == list(range(desk.engine.shape.layers))
 
 
-class TestLayersThatPass:
+class TestLayersThatGoBy:
     def test_they_share_the_memory_of_one(self, desk):
         desk.build(TEXT)
         stored, ids, positions = planned(desk, EDITS["growing"], k=4)
-        cache = PassingCache(stored, ids, positions)
+        cache = passing(stored, ids, positions)
         heads, dim = cache.keys.shape[1], cache.keys.shape[3]
         assert cache.keys.untyped_storage().nbytes() == heads * (positions[-1] + 1) * dim * cache.keys.itemsize
 
-    def test_nothing_can_be_asked_afterwards(self, desk):
+    def test_only_the_rows_of_the_pass_are_kept(self, desk):
         desk.build(TEXT)
         stored, ids, positions = planned(desk, EDITS["growing"], k=4)
-        cache = PassingCache(stored, ids, positions)
+        cache = passing(stored, ids, positions)
         desk.engine.recompute(cache, positions)
-        with pytest.raises(ValueError, match="gone by"):
-            cache.complete()
         with pytest.raises(ValueError, match="only the rows"):
             cache.taken(positions[1:])
 
@@ -182,28 +207,31 @@ class TestChoice:
         desk.build(TEXT)
         return planned(desk, EDITS["growing"], k=4)
 
-    def test_one_layers_memory_where_nothing_is_asked(self, what):
-        assert type(streamed(*what, None)) is PassingCache
+    def test_one_layers_memory_for_one_pass(self, what):
+        assert type(streamed(*what, 20, whole=False)) is PassingCache
 
-    def test_all_layers_where_questions_follow(self, what):
-        cache = streamed(*what, 20)
+    def test_all_layers_where_they_are_wanted(self, what):
+        cache = streamed(*what, 20, whole=True)
         assert type(cache) is StreamedCache
         assert cache.capacity == len(cache) + 20
 
     def test_all_layers_where_one_pass_is_not_enough(self, what, monkeypatch):
         monkeypatch.setattr(engine_module, "CHUNK_ROWS", len(what[2]) - 1)
-        assert type(streamed(*what, None)) is StreamedCache
+        assert type(streamed(*what, 20, whole=False)) is StreamedCache
 
     def test_no_rows_at_all(self, what):
-        cache = streamed(what[0], what[1], what[2][:0], None)
+        cache = streamed(what[0], what[1], what[2][:0], 0, whole=False)
         what[0].engine.recompute(cache, what[2][:0])
         assert cache.taken(what[2][:0])[0].shape[2] == 0
 
-    def test_edits_that_ask_nothing_take_it(self, desk, what, monkeypatch):
+    @pytest.mark.parametrize(("verify", "taken"), [(False, 2), (True, 0)])
+    def test_edits_without_an_oracle_hold_one_layer(self, desk, what, monkeypatch, verify, taken):
+        """One for the rows, one for the questions."""
         made, real = [], PassingCache.__init__
         monkeypatch.setattr(PassingCache, "__init__", lambda self, *a: made.append(self) or real(self, *a))
-        desk.edit(EDITS["growing"], k=4, strategy="repair", verify=False, auto_probes=False)
-        assert len(made) == 1
+        report = desk.edit(EDITS["same length"], k=4, strategy="repair", verify=verify)
+        assert report.quality.probes
+        assert len(made) == taken
 
 
 class TestAhead:
