@@ -1,7 +1,7 @@
 """A lean start: what a forward pass never uses is not imported with torch and transformers.
 
 transformers' modelling code imports what training, compiling and running on many machines need - torch's compiler, its
-distributed tensors, scipy, accelerate -, half the time of a cold command. It does without them where they are missing,
+distributed tensors, scipy -, half the time of a cold command. It does without them where they are missing,
 so here they are said to be missing; the compiler, which torch always has, comes when it is first used. A process whose
 other code may want them must not be treated so: only the command line, whose process is its own, asks.
 """
@@ -21,12 +21,11 @@ from typing import Any, TypeVar
 
 Made = TypeVar("Made")
 
-# whether transformers is told so for good; accelerate is asked for later, to convert GGUF files
-UNUSED = {"is_scipy_available": True, "is_torch_distributed_available": True, "is_accelerate_available": False}
+# not accelerate: GGUF files are not converted without it
+UNUSED = ("is_scipy_available", "is_torch_distributed_available")
 MODELLING = ("transformers.modeling_utils", "transformers.generation.utils")
 
 _wanted = False
-_importing = False  # transformers' modelling code, just now
 
 
 def want() -> None:
@@ -84,11 +83,9 @@ def import_modelling() -> None:
     """Import transformers' modelling code, lean where that is wanted; call before the engine is imported."""
     if not _wanted or "transformers" in sys.modules:
         return
-    global _importing
     with undisturbed():
         sys.meta_path.insert(0, _Submodules)
         _defer(COMPILER, LIGHT)
-        _importing = True
         try:
             _say_missing()
             for name in MODELLING:
@@ -96,24 +93,22 @@ def import_modelling() -> None:
         except Exception:
             # a release that needs more than those before it: let it have everything
             _forget()
-        finally:
-            _importing = False
 
 
 # ---- what is said to be missing
 
 
 def _say_missing() -> None:
-    """Have transformers answer that it lacks what is unused, while its modelling code asks what to import."""
+    """Have transformers answer from now on that it lacks what is unused."""
     for home in ("transformers.utils.import_utils", "transformers.utils"):
         module = importlib.import_module(home)
-        for name, for_good in UNUSED.items():
+        for name in UNUSED:
             if hasattr(module, name):
-                setattr(module, name, _missing(getattr(module, name), for_good))
+                setattr(module, name, _never)
 
 
-def _missing(available: Callable[..., bool], for_good: bool) -> Callable[..., bool]:
-    return lambda *given, **more: not (for_good or _importing) and available(*given, **more)
+def _never() -> bool:
+    return False
 
 
 # ---- what comes when it is first used
