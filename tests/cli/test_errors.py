@@ -136,19 +136,15 @@ def test_a_place_that_cannot_be_written(place, at, kvfix, model):
 
 
 def test_non_finite_rows(place, at, monkeypatch):
-    import torch
-
-    from kvfix.engine import Engine
+    from kvfix.engine import cache
 
     place.replace("ferry.md", "30 crowns", "45 crowns")
-    compute = Engine.compute
+    real = cache.scatter_kv
 
-    def spoiled(self, groups):
-        compute(self, groups)
-        for rows in groups:
-            rows.cache.keys[:, :, rows.slots] = torch.nan
+    def spoiled(pack, layer, keys, values, **how):
+        real(pack, layer, keys * float("nan"), values, **how)
 
-    monkeypatch.setattr(Engine, "compute", spoiled)
+    monkeypatch.setattr(cache, "scatter_kv", spoiled)
     result = at("edit", "ferry.md", "--no-verify", "--json")
     assert (result.code, result.json["error"]["code"]) == (1, "non_finite")
 
