@@ -1,9 +1,9 @@
 """A lean start: what a forward pass never uses is not imported with torch and transformers.
 
 transformers' modelling code imports what training, compiling and running on many machines need - torch's compiler, its
-distributed tensors, scipy -, half the time of a cold command. It does without them where they are missing,
-so here they are said to be missing; the compiler, which torch always has, comes when it is first used. A process whose
-other code may want them must not be treated so: only the command line, whose process is its own, asks.
+distributed tensors, scipy -, half the time of a cold command. It does without them where they are missing, so here they
+are said to be missing; the compiler, which torch always has, comes when it is first used. A process whose other code
+may want them must not be treated so: only the command line, whose process is its own, asks.
 """
 
 from __future__ import annotations
