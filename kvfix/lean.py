@@ -71,10 +71,21 @@ def _without_drawing() -> Any:
                 tensor = args[0] if args else given["tensor"]
                 if tensor.is_meta:
                     return tensor
+            # of what follows, shape and dtype and no more
             if function is torch.arange and torch.device(given.get("device") or "cpu").type == "meta":
-                # its shape and dtype, and no more
                 return function(*args, **{**given, "device": "cpu"}).to("meta")
+            if function is torch.empty_like and args and args[0].is_meta and args[0].is_contiguous():
+                return torch.empty(args[0].shape, **{"dtype": args[0].dtype, "device": "meta", **given})
+            if function in arithmetic and any(getattr(each, "is_meta", False) for each in args):
+                return function(*map(somewhere, args), **given).to("meta")
             return function(*args, **given)
+
+    # what rotary frequencies are made with: torch would import sympy to work it out
+    owned = ("div", "pow", "__truediv__", "__rtruediv__", "__rdiv__", "__pow__", "__rpow__")
+    arithmetic = {torch.div, torch.pow, *(getattr(torch.Tensor, name) for name in owned)}
+
+    def somewhere(each: Any) -> Any:
+        return torch.ones(each.shape, dtype=each.dtype) if getattr(each, "is_meta", False) else each
 
     return WithoutDrawing()
 

@@ -8,7 +8,10 @@ The dense weights are let go, so that a model takes no more memory than before.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeGuard
 
 import torch
 
@@ -53,28 +56,42 @@ def packs(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (hasattr(ops, str(asked)) and getattr(ops, str(asked))())
 
 
-@torch.no_grad()
 def pack_weights(model: torch.nn.Module) -> None:
     """Replace the linear layers of a model in place, but for the one that makes logits.
 
     That one shares its weights with the embeddings in many models, and few rows pass through it.
     """
     kept = model.get_output_embeddings()  # type: ignore[operator]
-    files = MappedFiles()
-    packed: dict[torch.nn.Module, PackedLinear] = {}  # a layer may stand in several places
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            # a class of its own may do more than multiply
-            if type(child) is not torch.nn.Linear or child is kept:
-                continue
-            if child not in packed:
-                if not child.weight.numel() or not packs(child.weight.device, child.weight.dtype):
-                    continue
-                packed[child] = PackedLinear(child)
-                if files.hold(child.weight):
-                    pages.forget(child.weight)
-                child.weight = None  # type: ignore[assignment]
-            setattr(parent, name, packed[child])
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent._modules.items()
+        if _is_packable(child) and child is not kept
+    ]
+    # a layer may stand in several places
+    layers = list(dict.fromkeys(child for _, _, child in places))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        packed = dict(zip(layers, pool.map(partial(_packed, files=MappedFiles()), layers), strict=True))
+    for parent, name, child in places:
+        setattr(parent, name, packed[child])
+
+
+def _is_packable(module: torch.nn.Module | None) -> TypeGuard[torch.nn.Linear]:
+    """Whether it is a linear layer with weights to pack; a class of its own may do more than multiply."""
+    return (
+        type(module) is torch.nn.Linear
+        and module.weight.numel() > 0
+        and packs(module.weight.device, module.weight.dtype)
+    )
+
+
+def _packed(linear: torch.nn.Linear, files: MappedFiles) -> PackedLinear:
+    """A layer packed, its dense weights let go."""
+    made = PackedLinear(linear)
+    if files.hold(linear.weight):
+        pages.forget(linear.weight)
+    linear.weight = None  # type: ignore[assignment]
+    return made
 
 
 @contextmanager
