@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,19 +27,71 @@ class Continuation(NamedTuple):
     answer_ids: list[int]
 
 
+@dataclass
+class Branches:
+    """Answers to one query behind one document; the query's rows serve them all."""
+
+    cache: KVCache
+    query_ids: list[int]
+    answers: list[list[int]]
+
+    @property
+    def room(self) -> int:
+        """Slots that all of it takes."""
+        return len(self.query_ids) + sum(map(len, self.answers))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a pass: nothing follows an answer's last token."""
+        return self.room - len(self.answers)
+
+    def rows(self, slots: np.ndarray) -> Iterator[Rows]:
+        """The query's rows with those of the first answer, then those of the others; each answer sees the query."""
+        num_query, first = len(self.query_ids), [*self.query_ids, *self.answers[0][:-1]]
+        yield _tail(self.cache, slots, 0, first)
+        start = len(first)
+        for answer in self.answers[1:]:
+            own = slots[start : start + len(answer) - 1]
+            if len(own):
+                yield _tail(self.cache, np.concatenate([slots[:num_query], own]), num_query, answer[:-1])
+            start += len(own)
+
+    def wanted(self, start: int) -> Iterator[int]:
+        """Rows of a pass, this one's beginning at `start`, whose logits are about the answers' tokens, one by one."""
+        end = start + len(self.query_ids)
+        for answer in self.answers:
+            yield start + len(self.query_ids) - 1
+            yield from range(end, end + len(answer) - 1)
+            end += len(answer) - 1
+
+
 def answer_logprobs(engine: Engine, jobs: Sequence[tuple[KVCache, Continuation]]) -> Iterator[torch.Tensor]:
     """Log-probabilities `[T, V]` (fp32, CPU) at each answer's T positions, a batch at a time."""
-    lengths = [len(tried.query_ids) + len(tried.answer_ids) for _, tried in jobs]
-    for batch in _batches(engine, [cache for cache, _ in jobs], lengths, lengths):
-        slots = _side_by_side([jobs[index][0] for index in batch], [lengths[index] for index in batch])
-        groups, wanted, start = [], [], 0
+    tried = _branches(jobs)
+    caches, rooms = [one.cache for one in tried], [one.room for one in tried]
+    for batch in _batches(engine, caches, rooms, [one.num_rows for one in tried]):
+        slots = _side_by_side([caches[index] for index in batch], [rooms[index] for index in batch])
+        groups, wanted, start = list[Rows](), list[int](), 0
         for index, places in zip(batch, slots, strict=True):
-            cache, (query, answer) = jobs[index]
-            groups.append(_tail(cache, places, 0, [*query, *answer]))
-            wanted += [start + len(query) - 1 + step for step in range(len(answer))]
-            start += lengths[index]
+            groups += tried[index].rows(places)
+            wanted += tried[index].wanted(start)
+            start += tried[index].num_rows
         logprobs = engine.logits(groups, wanted).float().log_softmax(-1).cpu()
-        yield from torch.split(logprobs, [len(jobs[index][1].answer_ids) for index in batch])
+        yield from torch.split(logprobs, [len(answer) for index in batch for answer in tried[index].answers])
+
+
+def _branches(jobs: Sequence[tuple[KVCache, Continuation]]) -> list[Branches]:
+    """The jobs in order; those that follow one another with one query, as far as they fit a room and a pass, as one."""
+    found: list[Branches] = []
+    for cache, (query, answer) in jobs:
+        last = found[-1] if found else None
+        if last is not None and last.cache is cache and last.query_ids == query:
+            larger = Branches(cache, query, [*last.answers, answer])
+            if larger.room <= cache.capacity - len(cache) and larger.num_rows <= PASS_ROWS:
+                found[-1] = larger
+                continue
+        found.append(Branches(cache, query, [answer]))
+    return found
 
 
 def generate(engine: Engine, jobs: Sequence[tuple[KVCache, list[int]]], max_new: int) -> list[list[int]]:

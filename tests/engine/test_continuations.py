@@ -155,7 +155,31 @@ def test_a_pass_holds_no_more_rows_than_it_may(gated, monkeypatch):
             [(cache, Continuation([5] * length, [6])) for cache, length in zip(caches, (4, 4, 20), strict=True)]
         )
     )
-    assert [sum(len(rows) for rows in groups) for groups in passes] == [10, 21]
+    assert [sum(len(rows) for rows in groups) for groups in passes] == [8, 20]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss", "smollm3"])
+@pytest.mark.parametrize("lengths", [(1, 1), (4, 2), (2, 1, 5), (1, 3)])
+def test_answers_to_one_query_do_not_see_each_other(gated, name, lengths):
+    engine = gated(name)
+    tried = [Continuation(QUERIES[0], ids_of(length, n).tolist()) for n, length in enumerate(lengths)]
+    alone = [next(engine.answer_logprobs(cache_of(engine), [one])) for one in tried]
+    together = list(engine.answer_logprobs(cache_of(engine), tried))
+    assert [len(one) for one in together] == list(lengths)
+    assert all((one - other).abs().max() <= NATS for one, other in zip(together, alone, strict=True))
+
+
+def test_a_query_is_computed_once_for_all_its_answers(gated, monkeypatch):
+    engine = gated("llama")
+    passes, real = [], engine.logits
+    monkeypatch.setattr(engine, "logits", lambda groups, rows: passes.append(groups) or real(groups, rows))
+    tried = [Continuation([5] * 9, answer) for answer in ([6, 7, 8], [9])]
+    list(engine.answer_logprobs(cache_of(engine), [*tried, Continuation([5] * 4, [6])]))
+    assert [sum(map(len, groups)) for groups in passes] == [9 + 2 + 0 + 4]
+    narrow = cache_of(engine, 12)
+    passes.clear()
+    list(engine.answer_logprobs(narrow, tried))
+    assert [sum(map(len, groups)) for groups in passes] == [9 + 2, 9]
 
 
 def test_texts_on_both_sides_of_longropes_limit(gated):
