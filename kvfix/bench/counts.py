@@ -51,7 +51,10 @@ class Weights:
         if size is not None:
             self.products += math.prod(size)
             self.vectors += module.bias.numel() if getattr(module, "bias", None) is not None else 0
-            self.linears.append(module)
+            # layers that are multiplied as one are one matrix
+            product = getattr(module, "product", module)
+            if product not in self.linears:
+                self.linears.append(product)
         elif hasattr(module, "embedding_dim"):
             self.embedded += module.embedding_dim
         else:

@@ -102,11 +102,13 @@ def test_packed_weights_count_as_dense_ones():
     if not packs(torch.device("cpu"), torch.float32):
         pytest.skip("this processor packs nothing")
     found = []
-    for make in (lambda linear: linear, PackedLinear):
+    for make in (lambda *layers: layers, PackedLinear.of):
         weights = Weights()
-        weights.add(make(torch.nn.Linear(8, 24)))
-        found.append((weights.products, weights.vectors, linear_size(weights.linears[0])))
-    assert found[0] == found[1] == (8 * 24, 24, (8, 24))
+        for module in make(torch.nn.Linear(8, 20), torch.nn.Linear(8, 4)):
+            weights.add(module)
+        found.append((weights.products, weights.vectors, [linear_size(one) for one in weights.linears]))
+    # two that are multiplied as one are timed as one
+    assert found == [(8 * 24, 24, [(8, 20), (8, 4)]), (8 * 24, 24, [(8, 24)])]
 
 
 def test_half_precision_halves_the_bytes(gated):
