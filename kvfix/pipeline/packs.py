@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 from kvfix.pipeline.failures import stops
 
 # repairs share a pass up to this many rows: 16 documents of 34 to 40. With the demo model on one core 16 in such a pass
-# take 1.3 to 1.4 times less than one by one (k=32), or 2.3 times less (k=8, 160 rows); twice the documents gain nothing
-# more, and hold twice the caches (examples/pack_sizes.py --cpu)
+# take 1.24 times less than one by one (k=32), or 2 times less (k=8, 160 rows); twice the documents gain nothing more
+# (examples/pack_sizes.py --cpu)
 REPAIR_ROWS = 640
 
 
