@@ -10,9 +10,9 @@ from typing import Protocol, TypeVar
 
 from kvfix.pipeline.failures import stops
 
-# repairs share a pass up to this many rows: 16 documents of 34 to 40. With the demo model 16 in such a pass are 1.5 times
-# as fast as one by one on two cores (k=32; kvfix bench packed), 1.24 times on one, or 2 times (k=8, 160 rows); twice the
-# documents gain nothing more (examples/pack_sizes.py --cpu)
+# repairs share a pass up to this many rows: 16 documents of 34 to 40. With the demo model 16 in such a pass are 1.5
+# times as fast as one by one on two cores (k=32; kvfix bench packed), 1.24 times on one, or 2 times (k=8, 160 rows);
+# twice the documents gain nothing more (examples/pack_sizes.py --cpu)
 REPAIR_ROWS = 640
 
 
