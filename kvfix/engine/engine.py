@@ -262,7 +262,7 @@ class Engine:
         Layer by layer each row attends to the cache's rows at positions up to its own: fresh where they are
         recomputed too, as they stand elsewhere. Every other row is left bit for bit. Source: arXiv 2609.17983.
         """
-        step = len(positions) if self._one_pass(cache) else CHUNK_ROWS
+        step = len(positions) if self.takes_one_pass(len(cache), len(positions)) else CHUNK_ROWS
         for start in range(0, len(positions), max(1, step)):
             chunk = positions[start : start + step]
             self.compute([Rows.at(cache, chunk)])

@@ -67,7 +67,8 @@ def recomputed(repairs: Sequence[Repair]) -> list[tuple[Patch, Arm]]:
         with shared("recompute", [(repair.clock, len(repair.plan.positions)) for repair in repairs]):
             engine.recompute_many([(c, repair.plan.positions) for c, repair in zip(caches, repairs, strict=True)])
             patches = [Patch.of(cache, repair.plan) for cache, repair in zip(caches, repairs, strict=True)]
-    askings = [repair.asking(cache, patch) for repair, cache, patch in zip(repairs, caches, patches, strict=True)]
+        # a cache that is read ahead may not have been asked for a layer yet
+        askings = [repair.asking(cache, patch) for repair, cache, patch in zip(repairs, caches, patches, strict=True)]
     with shared("probes", [(r.clock, asking.num_tokens) for r, asking in zip(repairs, askings, strict=True)]):
         return list(zip(patches, ask_arms(engine, askings), strict=True))
 

@@ -11,6 +11,7 @@ import torch
 from kvfix.core import Document, KVCache
 from kvfix.corpus import document_of
 from kvfix.engine import Engine
+from kvfix.errors import NonFiniteError
 from kvfix.pipeline.build import Built, build
 from kvfix.pipeline.edit import edit
 from kvfix.pipeline.load import load_cache
@@ -107,3 +108,15 @@ def spied(engine: Engine, monkeypatch) -> list[KVCache]:
 
     monkeypatch.setattr(engine, "recompute", recompute)
     return caches
+
+
+def without_commit(desk: Desk, monkeypatch, doc_id: str) -> None:
+    """From now on, a patch of this document is not finite when it is to be stored."""
+    commit: Callable = desk.store.commit_patch
+
+    def commits(document: Document, *args: object) -> object:
+        if document.doc_id == doc_id:
+            raise NonFiniteError
+        return commit(document, *args)
+
+    monkeypatch.setattr(desk.store, "commit_patch", commits)

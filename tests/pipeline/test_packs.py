@@ -18,7 +18,7 @@ from kvfix.pipeline.packs import Limits, together
 from kvfix.pipeline.plan import EditOptions
 from kvfix.pipeline.stream import PassingCache
 from kvfix.pipeline.sync import SyncOptions, sync
-from tests.pipeline.desk import EDITS, TEXT, equal
+from tests.pipeline.desk import EDITS, TEXT, equal, without_commit
 from tests.tolerances import CACHE, NATS
 
 NEW = TEXT.replace("30 days", "45 days")
@@ -341,14 +341,7 @@ class TestFailures:
 
     def test_a_commit(self, desk, monkeypatch):
         edited(desk, *[NEW] * 4)
-        commit = desk.store.commit_patch
-
-        def commits(document, *args):
-            if document.doc_id == "b.md":
-                raise NonFiniteError
-            return commit(document, *args)
-
-        monkeypatch.setattr(desk.store, "commit_patch", commits)
+        without_commit(desk, monkeypatch, "b.md")
         assert self.others(run(desk)).outcome == "failed"
 
 

@@ -1,5 +1,6 @@
 """Streaming: however the stored rows reach a pass, it computes the same bits."""
 
+import time
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from kvfix import align
 from kvfix.engine import Continuation
 from kvfix.engine import engine as engine_module
-from kvfix.pipeline import stream
+from kvfix.pipeline import repair, stream
 from kvfix.pipeline.clock import Clock
 from kvfix.pipeline.plan import EditOptions, compare, plan_repair
 from kvfix.pipeline.repair import Patch
@@ -264,3 +265,19 @@ class TestAhead:
             raise RuntimeError
         assert all(future.done() for future in cache._coming)
         assert {mark.number for mark in cache._marks.values()} <= set(cache._lane.synchronized)
+
+    def test_questions_where_no_pass_has_asked_for_a_layer(self, desk, what, monkeypatch):
+        """Nothing is recomputed, and the rows are read all the same, however slow the disk."""
+        made, bring = [], AheadCache._bring
+        monkeypatch.setattr(AheadCache, "_bring", lambda self, layer: time.sleep(0.05) or bring(self, layer))
+
+        def read_ahead(stored, ids, rows, room, *, whole):
+            made.append(AheadCache(stored, ids, room, int(rows[-1]) + 1 if len(rows) else 0, FakeLane()))
+            return made[-1]
+
+        monkeypatch.setattr(repair, "streamed", read_ahead)
+        deleted = TEXT.replace(" and keeps one copy", "")
+        report = desk.edit(deleted, selector="editlocal", k=0, strategy="repair", verify=False)
+        assert len(report.plan.positions) == 0
+        assert report.quality.probes
+        assert np.array_equal(made[0].origin, np.arange(len(made[0])))

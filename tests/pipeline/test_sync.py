@@ -21,7 +21,7 @@ from kvfix.pipeline.model_pass import ModelPass
 from kvfix.pipeline.plan import EditOptions
 from kvfix.pipeline.sync import SyncOptions, planned, sync
 from kvfix.pipeline.tally import Tally
-from tests.pipeline.desk import TEXT
+from tests.pipeline.desk import TEXT, without_commit
 from tests.tolerances import CACHE
 
 NEW = TEXT.replace("30 days", "45 days")
@@ -665,14 +665,7 @@ class TestBehind:
     def test_a_failed_commit_is_one_documents_business(self, desk, monkeypatch):
         desk.build(TEXT, TEXT + "b", TEXT + "c")
         write(desk, a=NEW, b=NEW + "b", c=NEW + "c")
-        commit = desk.store.commit_patch
-
-        def commits(document, *args):
-            if document.doc_id == "b.md":
-                raise NonFiniteError
-            return commit(document, *args)
-
-        monkeypatch.setattr(desk.store, "commit_patch", commits)
+        without_commit(desk, monkeypatch, "b.md")
         done = run(desk)
         assert [(each.doc_id, each.outcome) for each in done] == [
             ("a.md", "repaired"),
